@@ -1,0 +1,379 @@
+"""Tables with an image column: parquet files, and folders written by `datasets`' `save_to_disk`.
+
+Parquet files are read into memory, still compressed as the image files they are, and not by `datasets.load_dataset`:
+that keeps a copy in a cache and finds it again by path and time of change, so that a file replaced by one of the same
+time (as unpacking an archive does) would give the old images.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from timm_locat.data._folders import ALL, SPLITS, Found, extension, find_split, kind_of_split
+from timm_locat.data.images import ImageSource
+from timm_locat.errors import UserError, require
+
+if TYPE_CHECKING:
+    import datasets
+
+MAX_PARQUET_BYTES = 4 * 2**30
+"""Parquet files larger than this together are refused, since they are held in memory."""
+
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "labels", "fine_label")
+
+_WHY = "reading tables of images"
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where each row of a table comes from.
+
+    Args:
+        pieces: What to call a row of each piece of the table, without its number: `"parquet row {} of a.parquet"`.
+        ends: Number of rows up to the end of each piece.
+    """
+
+    pieces: tuple[tuple[str, str], ...]
+    ends: tuple[int, ...]
+
+    def source(self, index: int) -> str:
+        piece = bisect_right(self.ends, index)
+        kind, place = self.pieces[piece]
+        return f"{kind} {index - (self.ends[piece - 1] if piece else 0)} of {place}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Undecoded images by row: a table with an image column that does not decode, and where its rows come from."""
+
+    table: "datasets.Dataset"
+    column: str
+    origins: Origins
+
+    def __getitem__(self, index: int) -> ImageSource:
+        return self.table[index][self.column]
+
+    def source(self, index: int) -> str:
+        return self.origins.source(index)
+
+
+class Table(Protocol):
+    """One split as a table."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def features(self) -> "datasets.Features": ...
+    @property
+    def origins(self) -> Origins: ...
+    def column(self, name: str) -> list[Any]: ...
+    def undecoded(self, name: str) -> "datasets.Dataset": ...
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """Parquet files with the same columns, one after the other."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def where(self) -> str:
+        return str(self.files[0]) if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
+
+    @property
+    def features(self) -> "datasets.Features":
+        datasets = require("datasets", "data", _WHY)
+        first, *others = (datasets.Features.from_arrow_schema(_parquet_header(file)[0]) for file in self.files)
+        for features, file in zip(others, self.files[1:], strict=True):
+            if features != first:
+                raise UserError(f"{file} has other columns or classes than {self.files[0]}; write them alike")
+        return first
+
+    @property
+    def origins(self) -> Origins:
+        counts = [_parquet_header(file)[1] for file in self.files]
+        return Origins(tuple(("parquet row", str(file)) for file in self.files), tuple(accumulate(counts)))
+
+    def column(self, name: str) -> list[Any]:
+        return [value for file in self.files for value in _parquet_column(file, name)[name].to_pylist()]
+
+    def undecoded(self, name: str) -> "datasets.Dataset":
+        size = sum(file.stat().st_size for file in self.files)
+        if size > MAX_PARQUET_BYTES:
+            raise UserError(
+                f"{self.where} takes {size / 2**30:.1f} GiB, more than the {MAX_PARQUET_BYTES / 2**30:g} GiB that are "
+                "read into memory; convert it once with datasets.load_dataset('parquet', ...) and save_to_disk"
+            )
+        datasets = require("datasets", "data", _WHY)
+        arrow = require("pyarrow", "data", _WHY)
+        table = arrow.concat_tables([_parquet_column(file, name) for file in self.files])
+        return _not_decoding(datasets.Dataset(datasets.table.InMemoryTable(table)), name)
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """A table written by `save_to_disk`, mapped into memory."""
+
+    table: "datasets.Dataset"
+    where: str
+
+    @property
+    def features(self) -> "datasets.Features":
+        return self.table.features
+
+    @property
+    def origins(self) -> Origins:
+        return Origins((("row", self.where),), (len(self.table),))
+
+    def column(self, name: str) -> list[Any]:
+        return list(self.table[name][:])
+
+    def undecoded(self, name: str) -> "datasets.Dataset":
+        return _not_decoding(self.table.select_columns([name]), name)
+
+
+def open_parquet(path: Path, split: str, classes: tuple[str, ...] | None) -> Found:
+    """One split of a parquet file, or of the parquet files in a folder.
+
+    Args:
+        path: A file, or a folder with the files in it or in its subfolder `data`. A file belongs to the split that its
+            name begins or ends with: `train.parquet`, `train-00000-of-00002.parquet`, `mini-train.parquet`.
+        split: Any name of a split; `all` reads a given file whatever its name, or a folder whose files name no split.
+        classes: Class names in the order of their labels; those of the training split when None.
+    """
+    files = [path] if path.is_file() else parquet_files(path)
+    by_split: dict[str | None, list[Path]] = {}
+    for file in files:
+        by_split.setdefault(_split_of(file), []).append(file)
+    unnamed = by_split.pop(None, [])
+    if kind_of_split(split) == ALL:
+        if by_split and path.is_dir():
+            raise UserError(f"{path} is divided into {', '.join(by_split)}; ask for one of them instead of {ALL!r}")
+        return read_table(ParquetTable(tuple(files)), None, split, classes)
+    tables = {name: ParquetTable(tuple(named)) for name, named in by_split.items()}
+    found = choose_table(tables, path, split, classes, f"a file named {split}*.parquet or *-{split}.parquet")
+    return replace(found, left_out=Counter(extension(file.name) for file in unnamed))
+
+
+def open_saved(path: Path, split: str, classes: tuple[str, ...] | None) -> Found:
+    """One split of a folder written by `save_to_disk`; arguments as for `open_parquet`."""
+    datasets = require("datasets", "data", _WHY)
+    with _no_bars(datasets), _as_user_error(path):
+        saved = datasets.load_from_disk(str(path))
+    if isinstance(saved, datasets.DatasetDict):
+        tables = {name: SavedTable(table, str(path / name)) for name, table in saved.items()}
+        if kind_of_split(split) == ALL:
+            raise UserError(f"{path} is divided into {', '.join(tables)}; ask for one of them instead of {ALL!r}")
+    else:
+        table = SavedTable(saved, str(path))
+        if kind_of_split(split) == ALL:
+            return read_table(table, None, split, classes)
+        tables = {str(saved.split): table} if saved.split else {}
+    return choose_table(tables, path, split, classes, f"a split named {split}")
+
+
+def choose_table(
+    tables: Mapping[str, Table], path: Path, split: str, classes: tuple[str, ...] | None, wanted: str
+) -> Found:
+    """Read the asked one of several splits, labelled as in the training split.
+
+    Args:
+        tables: Splits by name.
+        path: Where they are.
+        split: Any name of a split but `all`.
+        classes: Class names in the order of their labels; those of the training split when None.
+        wanted: What an error says was expected there.
+    """
+    table = find_split(split, tables, str(path))
+    if table is None:
+        has = f"it has {', '.join(tables)}" if tables else f"nothing there names a split; ask for {ALL!r} to use all"
+        raise UserError(f"expected {wanted} in {path}, but {has}")
+    trained = find_split("train", tables, str(path)) if kind_of_split(split) == "test" else None
+    return read_table(table, trained, split, classes)
+
+
+def read_table(table: Table, trained: Table | None, split: str, classes: tuple[str, ...] | None) -> Found:
+    """Find the image and label columns of a table and give its rows labels.
+
+    Args:
+        table: The asked split.
+        trained: The training split where that is another one; it then sets the classes.
+        split: Name of the asked split.
+        classes: Class names in the order of their labels; those of the training split when None.
+    """
+    image_column = _pick_column(table, "image", IMAGE_COLUMNS, _is_image)
+    label_column = _pick_column(table, "label", LABEL_COLUMNS, _is_class_label)
+    labels, classes = _labels(table, trained, label_column, split, classes)
+    if not len(labels):
+        raise UserError(f"{table.where} has no rows; a split needs at least one image")
+    return Found(Rows(table.undecoded(image_column), image_column, table.origins), labels, classes, {})
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The parquet files in a folder, or else in its subfolder `data`, that are not hidden, by name."""
+    for place in (folder, folder / "data"):
+        files = sorted(file for file in place.glob("*.parquet") if not file.name.startswith("."))
+        if files:
+            return files
+    return []
+
+
+def _split_of(file: Path) -> str | None:
+    """The split that a file's name begins or ends with; None where it does neither."""
+    words = re.split(r"[^a-zA-Z]+", file.stem)
+    named = {word for word in (words[0], words[-1]) if any(word in names for names in SPLITS.values())}
+    if len(named) > 1:
+        raise UserError(f"the name of {file} begins with one split and ends with another; rename it")
+    return next(iter(named), None)
+
+
+def _pick_column(table: Table, what: str, names: Sequence[str], is_such: Any) -> str:
+    """The column of one of the usual names, else the only one of the right kind."""
+    features = table.features
+    for name in names:
+        if name in features and (what == "label" or is_such(features[name])):
+            return name
+    such = [name for name, feature in features.items() if is_such(feature)]
+    if len(such) == 1:
+        return such[0]
+    raise UserError(
+        f"expected a column named {' or '.join(names)} with the {what}s in {table.where}, got columns "
+        f"{', '.join(features)}; rename the right one"
+    )
+
+
+def _is_image(feature: Any) -> bool:
+    """An Image feature, or what it is stored as where the file does not say: bytes, or a struct that has bytes."""
+    if isinstance(feature, dict):
+        return "bytes" in feature
+    return type(feature).__name__ == "Image" or getattr(feature, "dtype", None) in ("binary", "large_binary")
+
+
+def _is_class_label(feature: Any) -> bool:
+    return type(feature).__name__ == "ClassLabel"
+
+
+def _label_kind(table: Table, column: str) -> str:
+    """`names` for a ClassLabel column, `whole numbers` or `strings`."""
+    feature = table.features.get(column)
+    dtype = getattr(feature, "dtype", type(feature).__name__)
+    if _is_class_label(feature):
+        return "names"
+    if re.fullmatch(r"u?int(8|16|32|64)", dtype):
+        return "whole numbers"
+    if dtype in ("string", "large_string"):
+        return "strings"
+    raise UserError(
+        f"expected class labels, whole numbers or strings in column {column} of {table.where}, got {dtype}; convert it"
+    )
+
+
+def _labels(
+    table: Table, trained: Table | None, column: str, split: str, classes: tuple[str, ...] | None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels (N,) int64 in the order of `classes` or, without them, of the training split; and the class names."""
+    kind = _label_kind(table, column)
+    values = table.column(column)
+    if None in values:
+        row = table.origins.source(values.index(None))
+        raise UserError(f"{row} has nothing in column {column}; fill it in or remove the row")
+    if kind == "names":
+        here = tuple(table.features[column].names)
+        _check_range(values, len(here), table)
+        values = [here[value] for value in values]
+    if classes is None:
+        classes = _classes_of_training(table, trained, column, split, kind, values)
+    if kind == "whole numbers":
+        _check_range(values, len(classes), table)
+        return torch.tensor(values, dtype=torch.int64), classes
+    order = {name: label for label, name in enumerate(classes)}
+    for row, value in enumerate(values):
+        if value not in order:
+            raise UserError(
+                f"{table.origins.source(row)} has label {value!r}, which is none of the {len(classes)} classes of the "
+                "training split or of classes=...; remove the row, or add the class there"
+            )
+    return torch.tensor([order[value] for value in values], dtype=torch.int64), classes
+
+
+def _classes_of_training(
+    table: Table, trained: Table | None, column: str, split: str, kind: str, values: list[Any]
+) -> tuple[str, ...]:
+    """Class names as the training split has them: stated by it, or found among its labels."""
+    source = trained or table
+    if source.features.get(column) is None or _label_kind(source, column) != kind:
+        raise UserError(f"column {column} of {source.where} holds no {kind} as {table.where} does; write them alike")
+    if kind == "names":
+        return tuple(source.features[column].names)
+    if trained is None and kind_of_split(split) == "test":
+        raise UserError(
+            f"{table.where} has no training split beside it to tell which classes there are; give the class names in "
+            "the order of their labels (classes=...)"
+        )
+    seen = trained.column(column) if trained else values
+    if kind == "strings":
+        return tuple(sorted({value for value in seen if value is not None}))
+    return tuple(str(label) for label in range(1 + max((value for value in seen if value is not None), default=-1)))
+
+
+def _check_range(labels: list[int], num_classes: int, table: Table) -> None:
+    for row, label in enumerate(labels):
+        if not 0 <= label < num_classes:
+            raise UserError(
+                f"{table.origins.source(row)} has label {label}, but the labels of {num_classes} classes are "
+                f"0..{num_classes - 1}; correct the label or remove the row"
+            )
+
+
+def _parquet_header(file: Path) -> tuple[Any, int]:
+    """Arrow schema and number of rows of a parquet file."""
+    parquet = require("pyarrow.parquet", "data", _WHY)
+    with _as_user_error(file), parquet.ParquetFile(file) as opened:
+        return opened.schema_arrow, opened.metadata.num_rows
+
+
+def _parquet_column(file: Path, name: str) -> Any:
+    """One column of a parquet file, as an arrow table."""
+    parquet = require("pyarrow.parquet", "data", _WHY)
+    with _as_user_error(file), parquet.ParquetFile(file) as opened:
+        return opened.read(columns=[name])
+
+
+def _not_decoding(table: "datasets.Dataset", column: str) -> "datasets.Dataset":
+    """The table with its image column as bytes and path: decoding is the image reader's work."""
+    datasets = require("datasets", "data", _WHY)
+    table = table.with_format(None)
+    if isinstance(table.features[column], datasets.Image):
+        return table.cast_column(column, datasets.Image(decode=False))
+    return table
+
+
+@contextmanager
+def _as_user_error(path: Path) -> Iterator[None]:
+    """Damaged tables are the user's to mend; arrow's own errors are OSErrors and ValueErrors."""
+    try:
+        yield
+    except (OSError, ValueError) as err:
+        raise UserError(f"cannot read {path}: {' '.join(str(err).split())}; write it again") from err
+
+
+@contextmanager
+def _no_bars(datasets: Any) -> Iterator[None]:
+    """Without the progress bars of `datasets`, and then as before."""
+    were_off = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_off:
+            datasets.enable_progress_bars()
