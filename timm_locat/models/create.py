@@ -1,6 +1,7 @@
 """Any timm model by name, with one sentence for each way in which the request cannot be met."""
 
 import difflib
+import json
 from typing import Any
 
 import timm
@@ -9,7 +10,25 @@ from torch import nn
 from timm_locat.errors import UserError
 from timm_locat.models._build import check_img_size
 
-__all__ = ["create_model"]
+__all__ = ["create_model", "parse_kwargs"]
+
+
+def parse_kwargs(text: str, flag: str) -> dict[str, Any]:
+    """Build arguments of a model from a command line: a JSON object such as `{"depth": 2}`.
+
+    Raises:
+        UserError: `text` is something else; the sentence names `flag`.
+    """
+    example = f"{flag} must be a JSON object such as '{{\"depth\": 2}}'"
+    try:
+        kwargs = json.loads(text)
+    except ValueError as err:
+        raise UserError(f"{example}, got {text!r}: {err}") from err
+    if not isinstance(kwargs, dict):
+        raise UserError(f"{example}, got {text!r}")
+    if "img_size" in kwargs:
+        raise UserError(f"{flag} may not hold img_size: give it as --img-size")
+    return kwargs
 
 
 def create_model(

@@ -1,0 +1,405 @@
+"""The trainer: what a run sees, what it leaves, how it stops and goes on, and what it says about mistakes."""
+
+import csv
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from timm_locat.data import PROTOCOLS
+from timm_locat.errors import UserError, run_cli
+from timm_locat.record import read_record
+from timm_locat.train import RECIPES, DataConfig, TrainConfig
+from timm_locat.train.__main__ import main
+from timm_locat.train.build import build_optimizer, build_schedule
+from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
+from timm_locat.train.engine import Interrupted, Trainer, train
+from timm_locat.train.run_folder import choose_folder
+from timm_locat.train.samples import BatchPlan, evaluation_ids, seed_for
+from timm_locat.train.threads import choose_threads
+
+ROOT = Path(__file__).parents[1]
+SIZES = {"depth": 1, "embed_dim": 16, "num_heads": 2}
+TINY = json.dumps(SIZES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder data set of two easy classes: 24 training and 10 test images of 16 x 16 pixels."""
+    root = tmp_path_factory.mktemp("data")
+    generator = torch.Generator().manual_seed(0)
+    for split, count in (("train", 12), ("test", 5)):
+        for name, level in (("dark", 30), ("light", 220)):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                noise = torch.randint(0, 30, (16, 16, 3), dtype=torch.uint8, generator=generator)
+                Image.fromarray((noise + level).numpy()).save(root / split / name / f"{i}.png")
+    return root
+
+
+def config(folder, out, **changes):
+    data = DataConfig(name=str(folder), protocol="baseline", **changes.pop("data", {}))
+    base = TrainConfig(
+        model="locatvit_compact_patch4_32",
+        data=data,
+        model_kwargs=TINY,
+        img_size=16,
+        epochs=3,
+        global_batch_size=8,
+        warmup_epochs=1,
+        drop_path_rate=0.2,
+        out=out,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def weights(folder):
+    return load_checkpoint(folder)["model"]
+
+
+def rows(folder):
+    """Metrics without the columns that are times."""
+    with (folder / "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+# What a run sees
+
+
+def test_an_epoch_shows_every_image_once_up_to_a_whole_number_of_updates():
+    plan = BatchPlan(103, 20, 1, 1, seed=0)
+    seen = [i for batch in plan.epoch(0, 0) for i in batch]
+    assert len(seen) == len(set(seen)) == 100 and set(seen) < set(range(103))
+
+
+def test_the_images_left_out_change_from_epoch_to_epoch():
+    plan = BatchPlan(103, 20, 1, 1, seed=0)
+    left = [set(range(103)) - {i for batch in plan.epoch(e, 0) for i in batch} for e in range(3)]
+    assert left[0] != left[1] != left[2]
+
+
+def test_two_processes_share_what_one_accumulates():
+    one, two = BatchPlan(100, 20, 2, 1, seed=3), BatchPlan(100, 20, 1, 2, seed=3)
+    alone = one.epoch(4, 0)
+    together = [batch for pair in zip(two.epoch(4, 0), two.epoch(4, 1), strict=True) for batch in pair]
+    assert alone == together
+    assert one.draw_seed(4, 2, 1, 0) == two.draw_seed(4, 2, 0, 1)
+
+
+def test_an_epoch_can_start_at_any_update():
+    plan = BatchPlan(100, 20, 2, 1, seed=0)
+    assert plan.epoch(1, 0, first_update=3) == plan.epoch(1, 0)[6:]
+
+
+@pytest.mark.parametrize(("samples", "size", "accum"), [(100, 20, 3), (10, 20, 1)])
+def test_impossible_batches_are_refused(samples, size, accum):
+    with pytest.raises(UserError, match=r"global_batch_size=20.*(change one of them|lower it)"):
+        BatchPlan(samples, size, accum, 1, seed=0)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_evaluation_counts_every_sample_once(processes):
+    ids = [i for rank in range(processes) for batch in evaluation_ids(21, 4, rank, processes) for i in batch]
+    assert sorted(ids) == list(range(21))
+
+
+def test_seeds_of_neighbouring_numbers_are_unrelated():
+    assert len({seed_for(a, b) for a in range(20) for b in range(20)}) == 400
+
+
+# Schedule and optimizer
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_learning_rate_rises_to_its_peak_and_falls_to_its_minimum(folder, schedule):
+    run = config(folder, None, schedule=schedule, epochs=10, peak_lr=1e-2, min_lr=1e-4, warmup_epochs=2)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=run.peak_lr)
+    steps = build_schedule(run, optimizer, updates_per_epoch=10)
+    rates = []
+    for update in range(101):
+        steps.step_update(update)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[100] == 1e-4 and rates[20] == 1e-2 == max(rates)
+    assert rates[10] == pytest.approx((1e-2 + 1e-4) / 2)
+    assert rates[60] == pytest.approx((1e-2 + 1e-4) / 2)  # half way down, cosine and line agree
+    assert all(a > b for a, b in itertools.pairwise(rates[20:]))
+
+
+def test_vectors_and_position_embeddings_are_not_decayed(folder):
+    model = timm.create_model("locatvit_tiny", **SIZES)
+    groups = build_optimizer(config(folder, None), model).param_groups
+    decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+    named = dict(model.named_parameters())
+    assert all(decay[id(p)] == 0 for p in named.values() if p.ndim <= 1)
+    assert decay[id(named["pos_embed"])] == decay[id(named["cls_token"])] == 0
+    assert decay[id(named["blocks.0.attn.gaug.log_var.weight"])] == 0.05  # as the paper's code has it
+
+
+# A whole run
+
+
+def test_a_run_learns_and_leaves_everything_behind(folder, tmp_path):
+    results = train(config(folder, tmp_path, epochs=8, peak_lr=3e-3), "easy")
+    assert results["test_accuracy"] == 100 and results["test_images"] == 10
+    record = read_record(tmp_path / "record.json")
+    assert record["protocol"] == "train/v1" and record["results"] == results
+    assert record["config"]["data"]["name"] == str(folder) and record["machine"]["torch_threads"] >= 1
+    assert len(rows(tmp_path)) == 8
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.size == (1320, 432)
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert list(model.pretrained_cfg["label_names"]) == ["dark", "light"]
+    dark = (torch.full((1, 3, 16, 16), 40.0) / 255 - 0.5) / 0.5
+    assert model(dark).argmax(1).item() == 0 and model(-dark).argmax(1).item() == 1
+    assert not list(tmp_path.glob("*.partial*")) and not list(tmp_path.glob(".*"))
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing of ours handles it."""
+
+
+def kill_after(monkeypatch, update):
+    """Let a run die without warning after so many updates."""
+    done, original = [0], Trainer._train_update
+
+    def once(self, source):
+        if done[0] == update:
+            raise Killed
+        done[0] += 1
+        original(self, source)
+
+    monkeypatch.setattr(Trainer, "_train_update", once)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_ends_as_if_it_had_not_been_killed(folder, tmp_path, monkeypatch, workers):
+    data = {"workers": workers, "in_memory": workers == 0}
+    train(config(folder, tmp_path / "whole", data=data))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 5)
+        train(config(folder, tmp_path / "killed", data=data))
+    train(config(folder, tmp_path / "killed", data=data, resume="auto"))
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+
+
+def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch(folder, tmp_path, monkeypatch):
+    train(config(folder, tmp_path / "whole"))
+    original = Trainer._train_update
+
+    def stop_at_five(self, source):
+        original(self, source)
+        self.stopping = self.epoch == 1 and self.update == 1
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match=r"epoch 2 after update 2.*--resume auto"):
+        patch.setattr(Trainer, "_train_update", stop_at_five)
+        train(config(folder, tmp_path / "stopped"))
+    assert load_checkpoint(tmp_path / "stopped")["update"] == 2
+    train(config(folder, tmp_path / "stopped", resume="auto"))
+    assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "stopped"))
+
+
+def test_a_finished_run_can_be_resumed_without_harm(folder, tmp_path):
+    first = train(config(folder, tmp_path))
+    again = train(config(folder, tmp_path, resume="auto"))
+    assert again["test_accuracy"] == first["test_accuracy"] and len(rows(tmp_path)) == 3
+
+
+def test_accumulation_changes_nothing_but_rounding(folder, tmp_path):
+    plain = {"drop_path_rate": 0.0}
+    runs = [Trainer(config(folder, tmp_path / str(n), grad_accum_steps=n, **plain)) for n in (1, 2)]
+    for run in runs:
+        run.protocol = PROTOCOLS["none"]
+        run.fit()
+    a, b = (weights(run.folder) for run in runs)
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+
+
+def test_a_failed_write_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, {"epoch": 1})
+
+    def full(state, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="No space left on device; free some space"):
+        save_checkpoint(tmp_path, {"epoch": 2})
+    assert load_checkpoint(tmp_path) == {"epoch": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_a_broken_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(UserError, match=r"cannot read the checkpoint .*checkpoint.pt.*delete it to start again"):
+        load_checkpoint(tmp_path)
+
+
+# Mistakes
+
+
+def test_another_configuration_is_not_continued(folder, tmp_path):
+    train(config(folder, tmp_path, epochs=2))
+    with pytest.raises(UserError, match=r"holds another run: epochs was 2, is 3; peak_lr was 0.001, is 0.002"):
+        train(config(folder, tmp_path, peak_lr=2e-3, resume="auto"))
+
+
+def test_a_folder_that_is_not_empty_is_refused(folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty; pass --resume auto"):
+        train(config(folder, tmp_path))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_runs_without_a_folder_get_new_ones(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [choose_folder(config(folder, None), "demo") for _ in range(3)]
+    assert [str(f) for f in folders] == ["runs/demo", "runs/demo-2", "runs/demo-3"]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_named(folder, tmp_path, in_memory, workers):
+    data = tmp_path / "data"
+    for path in folder.rglob("*.png"):
+        target = data / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    broken = data / "train" / "light" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(UserError) as caught:
+        train(config(data, tmp_path / "run", data={"in_memory": in_memory, "workers": workers}))
+    assert str(broken) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(folder, tmp_path):
+    with pytest.raises(UserError, match=r"the loss is not finite in epoch 1.*smaller peak_lr"):
+        train(config(folder, tmp_path, peak_lr=1e30, min_lr=1e29, warmup_epochs=0, clip_grad=None))
+
+
+def test_a_model_for_grey_images_is_refused(folder, tmp_path):
+    with pytest.raises(UserError, match="images have 3 channels"):
+        train(config(folder, tmp_path, model_kwargs=json.dumps(SIZES | {"in_chans": 1})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"warmup_epochs": 3}, r"warmup_epochs must be in \[0, epochs=3\), got 3"),
+        ({"min_lr": 1.0}, "min_lr must be in"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be in"),
+        ({"clip_grad": 0.0}, "clip_grad must be positive"),
+        ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
+        ({"model_kwargs": "gaug=False"}, "--model-kwargs must be a JSON object"),
+    ],
+)
+def test_nonsense_is_refused(folder, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        config(folder, None, **changes)
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(ValueError, match="protocol must be one of none, flip, baseline, got 'flop'"):
+        DataConfig(protocol="flop")
+
+
+# Command line
+
+
+def launch(*words, env=None):
+    """The command as a user gives it, in a process of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "ACCELERATE_"))}
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--quiet",
+        "-m",
+        "timm_locat.train",
+        *map(str, words),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, env={**clean, **(env or {})}, cwd=ROOT, timeout=300)
+
+
+def command(monkeypatch, *words):
+    """The same in this process, which saves seconds; returns the exit status."""
+    monkeypatch.setattr(sys, "argv", ["timm_locat.train", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        run_cli(main)
+    return left.value.code
+
+
+def tiny_run(folder, out):
+    size = ["--model-kwargs", TINY, "--img-size", 16, "--epochs", 1]
+    return ["demo", "--data.name", folder, "--out", out, "--global-batch-size", 8, "--warmup-epochs", 0, *size]
+
+
+@pytest.mark.parametrize(("omp", "threads"), [(None, len(os.sched_getaffinity(0))), ("1", 1)])
+def test_a_launched_run_uses_all_cores_unless_the_user_said_otherwise(folder, tmp_path, omp, threads):
+    done = launch(*tiny_run(folder, tmp_path / "run"), env={} if omp is None else {"OMP_NUM_THREADS": omp})
+    assert done.returncode == 0, done.stderr
+    record = read_record(tmp_path / "run" / "record.json")
+    assert record["results"]["threads_per_process"] == threads
+    assert record["results"]["mixed_precision"] == "bf16"
+    assert record["command"].startswith("accelerate launch ") and "-m timm_locat.train demo" in record["command"]
+
+
+def test_threads_are_shared_by_local_processes(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert choose_threads(3) == 2
+    assert choose_threads(7) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["demmo"], 2, "demo"),
+        (["demo", "--epochs", "0"], 2, "epochs must be at least 1, got 0"),
+        (["demo", "--epoch", "3"], 2, "--epochs"),
+        (["demo", "--data.name", "/not/there"], 1, "error: there is no data set, folder or parquet file '/not/there'"),
+        (["demo", "--model", "locatvit_tinny"], 1, "error: there is no model 'locatvit_tinny'"),
+        (["demo", "--img-size", "33"], 1, "multiple of the 4x4 patch, got 33x33"),
+        (["demo", "--model-kwargs", '{"gaugg": true}'], 1, "unexpected keyword argument 'gaugg'"),
+    ],
+)
+def test_mistakes_on_the_command_line_end_in_a_sentence(tmp_path, monkeypatch, capsys, words, status, sentence):
+    assert command(monkeypatch, *words, *(["--out", tmp_path / "run"] if status == 1 else [])) == status
+    out, err = capsys.readouterr()
+    assert sentence in out + err and "Traceback" not in err
+
+
+def test_a_launched_mistake_leaves_no_traceback(tmp_path):
+    done = launch("demo", "--data.name", "/not/there", "--out", tmp_path / "run")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: there is no data set, folder or parquet file '/not/there'")
+
+
+def test_help_explains_recipes_and_settings(monkeypatch, capsys):
+    assert command(monkeypatch, "--help") == command(monkeypatch, "demo", "--help") == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in RECIPES) and "Images per optimizer step" in text
+
+
+def test_a_missing_extra_is_named(tmp_path):
+    code = "import sys, runpy; sys.modules['tyro'] = None; sys.argv = ['x', 'demo']; " + (
+        "runpy.run_module('timm_locat.train', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("not installed: pip install 'timm-locat[train]'")

@@ -1,0 +1,95 @@
+"""What a training run is: a frozen dataclass that refuses nonsense. A recipe is a function that returns one."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from timm_locat.data.protocols import PROTOCOLS
+from timm_locat.models import parse_kwargs
+
+__all__ = ["DataConfig", "TrainConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What the model sees."""
+
+    name: str = "fashion_mnist_mini"
+    """A data set by name, or the path of an image folder, of parquet files or of a `save_to_disk` folder."""
+    protocol: str = "flip"
+    """Augmentation of the training images, by name (see timm_locat.data.PROTOCOLS)."""
+    workers: int = 0
+    """Processes per rank that read images; 0 reads in the training process, which is best for small sets."""
+    in_memory: bool = True
+    """Decode a set once and keep it in memory as 8-bit pixels where that takes less than 2 GiB."""
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
+        if self.workers < 0:
+            raise ValueError(f"workers must be 0 or more, got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run: model, data, optimisation. Every field can be given on the command line."""
+
+    model: str
+    """Any timm model name, `local-dir:FOLDER` or `hf-hub:OWNER/NAME`."""
+    data: DataConfig = field(default_factory=DataConfig)
+    pretrained: bool = False
+    """Start from the model's published weights; the head is new when the number of classes differs."""
+    model_kwargs: str = "{}"
+    """Further arguments of the model as a JSON object, such as '{"gaug": false}'."""
+    img_size: int | None = None
+    """Height and width in pixels; None takes the model's own."""
+    epochs: int = 300
+    global_batch_size: int = 1024
+    """Images per optimizer step, over all processes and accumulation steps."""
+    grad_accum_steps: int = 1
+    """Forward and backward passes per optimizer step and process."""
+    peak_lr: float = 1e-3
+    """Learning rate at `global_batch_size` after warm-up; never rescaled behind your back."""
+    min_lr: float = 1e-6
+    """Learning rate at the last update."""
+    warmup_epochs: float = 5
+    """Epochs over which the learning rate rises linearly from `min_lr`."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How it falls afterwards."""
+    weight_decay: float = 0.05
+    """Of AdamW; biases, norms, tokens and position embeddings are left out."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW: decay of the running mean of gradients and of their squares."""
+    clip_grad: float | None = 1.0
+    """Largest norm of the gradient of one update; None does not clip."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread evenly over all classes."""
+    drop_path_rate: float = 0.0
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast type. `accelerate launch --mixed_precision bf16` or `fp16` takes precedence."""
+    eval_every: int = 1
+    """Epochs between evaluations on the test split; the last epoch is always evaluated."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints."""
+    seed: int = 0
+    out: Path | None = None
+    """Run folder. None takes runs/RECIPE, or runs/RECIPE-2, -3, ... so that nothing is overwritten."""
+    resume: Literal["never", "auto"] = "never"
+    """`auto` continues the run in `out` (or in runs/RECIPE) from its last checkpoint, as if it had not stopped, and
+    starts it where there is none. `never` refuses a folder that is not empty."""
+
+    def __post_init__(self) -> None:
+        parse_kwargs(self.model_kwargs, "--model-kwargs")
+        for name in ("epochs", "global_batch_size", "grad_accum_steps", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.warmup_epochs < self.epochs:
+            raise ValueError(f"warmup_epochs must be in [0, epochs={self.epochs}), got {self.warmup_epochs}")
+        if not 0 < self.min_lr <= self.peak_lr:
+            raise ValueError(f"min_lr must be in (0, peak_lr={self.peak_lr}], got {self.min_lr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
+        if self.clip_grad is not None and self.clip_grad <= 0:
+            raise ValueError(f"clip_grad must be positive, or None for no clipping, got {self.clip_grad}")

@@ -1,0 +1,375 @@
+"""The training loop on accelerate: one CPU, one GPU or many processes, the same code and the same numbers.
+
+Everything random in a step is drawn from a seed that is a function of (seed, epoch, update, process), and a
+checkpoint holds the rest. So a run that was killed continues as if it had not been.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list
+from timm.data import resolve_model_data_config
+from timm.models import get_model_input_config
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from timm_locat.data import PROTOCOLS, load
+from timm_locat.errors import UserError
+from timm_locat.hub import export
+from timm_locat.record import atomic_write, plain_json, write_record
+from timm_locat.train.build import build_model, build_optimizer, build_schedule
+from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
+from timm_locat.train.config import TrainConfig
+from timm_locat.train.curves import draw_curves
+from timm_locat.train.evaluate import evaluate
+from timm_locat.train.run_folder import check_same_run, choose_folder, describe, to_csv
+from timm_locat.train.samples import BatchPlan, Samples, batches, evaluation_ids, seed_for
+from timm_locat.train.threads import choose_threads
+
+__all__ = ["Trainer", "train"]
+
+_logger = logging.getLogger(__name__)
+
+
+def train(config: TrainConfig, recipe: str = "run") -> dict[str, Any]:
+    """Run `config` to its end and return the results that its record holds.
+
+    Args:
+        config: The run.
+        recipe: Its name; names the run folder when `config.out` is None.
+
+    Raises:
+        UserError: What the user can mend: data, model, sizes, a full disk, a loss that is not finite.
+    """
+    trainer = Trainer(config, recipe)
+    with stop_on_signal(trainer):
+        return trainer.fit()
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved its state; the text says how to go on."""
+
+
+class Trainer:
+    """One training run, ready to go once constructed (and at its last checkpoint, if `config.resume` says so).
+
+    Args:
+        config: The run.
+        recipe: Its name.
+    """
+
+    def __init__(self, config: TrainConfig, recipe: str = "run") -> None:
+        self.config = config
+        self.recipe = recipe
+        self.stopping = False
+        self.accelerator = new_accelerator(config)
+        self.is_main = self.accelerator.is_main_process
+        self.device = self.accelerator.device
+        self.processes, self.rank = self.accelerator.num_processes, self.accelerator.process_index
+        if self.device.type == "cpu":
+            choose_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        self._open()
+        self.folder = self._choose_folder()
+        self.epoch, self.update = 0, 0
+        # Loss, correct and images of the epoch so far, over this process's share.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.history: list[dict[str, Any]] = []
+        self._resume()
+
+    def _open(self) -> None:
+        """Open the data, build what it trains, and plan who sees what."""
+        config = self.config
+        train_set = load(config.data.name, "train")
+        test_set = load(config.data.name, "test", classes=train_set.classes)
+        self.classes = train_set.classes
+        # On a CPU, the fused kernel takes twice as long as plain attention in bfloat16.
+        fused = not (self.device.type == "cpu" and self.accelerator.mixed_precision == "bf16")
+        torch.manual_seed(seed_for(config.seed))
+        model = build_model(config, len(self.classes), fused=fused)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        facts = resolve_model_data_config(model)
+        # The facts are those of the published weights; the model at hand may have been built at another size.
+        channels, *size = get_model_input_config(model)["input_size"]
+        if channels != 3:
+            raise UserError(f"images have 3 channels, {config.model} was built for {channels}: leave out in_chans")
+        options = dict(
+            crop_pct=facts["crop_pct"],
+            interpolation=facts["interpolation"],
+            in_memory=config.data.in_memory,
+            progress=self.is_main and sys.stderr.isatty(),
+        )
+        self.train_samples = Samples(train_set, tuple(size), **options)
+        self.test_samples = Samples(test_set, tuple(size), **options)
+        self.plan = BatchPlan(
+            len(train_set), config.global_batch_size, config.grad_accum_steps, self.processes, config.seed
+        )
+        self.protocol = PROTOCOLS[config.data.protocol]
+        self.mean = torch.tensor(facts["mean"], device=self.device).view(1, -1, 1, 1)
+        self.std = torch.tensor(facts["std"], device=self.device).view(1, -1, 1, 1)
+        optimizer = build_optimizer(config, model)
+        self.schedule = build_schedule(config, optimizer, self.plan.updates_per_epoch)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+
+    @property
+    def bare_model(self) -> torch.nn.Module:
+        """The model without what accelerate and autocast wrap around it."""
+        return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+
+    def _choose_folder(self) -> Path:
+        """The run folder: as asked for, or a new one; the main process decides for all."""
+        folder = [None]
+        if self.is_main:
+            folder = [choose_folder(self.config, self.recipe)]
+        broadcast_object_list(folder)
+        if isinstance(folder[0], UserError):
+            raise folder[0]
+        return folder[0]
+
+    def _state(self) -> dict[str, Any]:
+        scaler = self.accelerator.scaler
+        return {
+            "config": plain_json(self.config),
+            "epoch": self.epoch,
+            "update": self.update,
+            "history": self.history,
+            "sums": self.accelerator.reduce(self.sums, reduction="sum"),
+            "model": self.accelerator.get_state_dict(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment, which is between two updates."""
+        state = self._state()
+        if self.is_main:
+            save_checkpoint(self.folder, state)
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> None:
+        state = load_checkpoint(self.folder) if self.config.resume == "auto" else None
+        if state is None:
+            return
+        check_same_run(state["config"], plain_json(self.config), self.folder)
+        self.bare_model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.update, self.history = state["epoch"], state["update"], state["history"]
+        if self.is_main:  # the sums of all processes, so that adding up counts them once
+            self.sums += state["sums"].to(self.device)
+        self._log(f"going on in {self.folder} at epoch {self.epoch + 1}, update {self.update + 1}")
+
+    def _log(self, text: str) -> None:
+        if self.is_main:
+            _logger.info(text)
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end, evaluate, and leave weights, metrics, curves and the record in the run folder."""
+        config, start = self.config, time.perf_counter()
+        self._log(
+            f"{config.model}: {self.num_parameters:,} parameters, {len(self.classes)} classes; "
+            f"{len(self.train_samples):,} training and {len(self.test_samples):,} test images of {config.data.name}; "
+            f"{self.processes} process(es) on {self.device.type}, {torch.get_num_threads()} threads, "
+            f"precision {self.accelerator.mixed_precision}; run folder {self.folder}"
+        )
+        while self.epoch < config.epochs:
+            row = self._train_epoch()
+            last = self.epoch == config.epochs
+            if last or self.epoch % config.eval_every == 0:
+                tested = self.evaluate()
+                row |= {"test_loss": tested["loss"], "test_accuracy": tested["accuracy"]}
+            self.history.append(row)
+            self._log(describe(row, config.epochs))
+            if self.is_main:
+                atomic_write(self.folder / "metrics.csv", to_csv(self.history))
+            if last or self.epoch % config.checkpoint_every == 0:
+                self.save()
+        results = self._finish(time.perf_counter() - start)
+        self.accelerator.end_training()
+        return results
+
+    def _train_epoch(self) -> dict[str, Any]:
+        """The rest of the current epoch; returns its row of the metrics, the test columns still empty."""
+        config, plan = self.config, self.plan
+        ids = plan.epoch(self.epoch, self.rank, self.update)
+        source = batches(self.train_samples, ids, workers=config.data.workers)
+        first, start = self.update, time.perf_counter()
+        self.model.train()
+        bar = tqdm(
+            total=plan.updates_per_epoch,
+            initial=self.update,
+            desc=f"epoch {self.epoch + 1}/{config.epochs}",
+            unit="update",
+            leave=False,
+            disable=None if self.is_main else True,  # None: on a terminal only
+        )
+        with bar:
+            while self.update < plan.updates_per_epoch:
+                self._train_update(source)
+                self.update += 1
+                bar.update()
+                if self.update % 10 == 0 or self.update == plan.updates_per_epoch:
+                    self._show(bar, (self.update - first) / (time.perf_counter() - start))
+                self._stop_if_asked()
+        seconds = time.perf_counter() - start
+        loss, correct, images = self.accelerator.reduce(self.sums, reduction="sum").tolist()
+        row = {
+            "epoch": self.epoch + 1,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "train_loss": loss / images,
+            "train_accuracy": 100 * correct / images,
+            "test_loss": None,
+            "test_accuracy": None,
+            "images_per_second": (self.update - first) * config.global_batch_size / seconds,
+            "seconds": seconds,
+        }
+        self.sums.zero_()
+        self.epoch, self.update = self.epoch + 1, 0
+        return row
+
+    def _train_update(self, source: Iterator[tuple[Tensor, Tensor]]) -> None:
+        """One optimizer step over `grad_accum_steps` micro-batches."""
+        config = self.config
+        self.schedule.step_update(self.epoch * self.plan.updates_per_epoch + self.update)
+        for step in range(config.grad_accum_steps):
+            images, labels = next(source)
+            labels = labels.to(self.device, non_blocking=True)
+            seed = self.plan.draw_seed(self.epoch, self.update, step, self.rank)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            images = self.prepare(self.protocol.augment(images.to(self.device, non_blocking=True), generator))
+            torch.manual_seed(seed)  # dropout and stochastic depth draw from the global generator
+            last = step == config.grad_accum_steps - 1
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+                logits = self.model(images).float()
+                loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=config.label_smoothing)
+                # Gradients are averaged over processes; this makes them those of the mean over the global batch.
+                self.accelerator.backward(loss * (self.processes / config.global_batch_size))
+            with torch.no_grad():
+                self.sums[0] += loss
+                self.sums[1] += (logits.argmax(1) == labels).sum()
+                self.sums[2] += len(labels)
+        if config.clip_grad is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), config.clip_grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _show(self, bar: tqdm, updates_per_second: float) -> None:
+        """Refresh the bar, and stop the run if the loss is not a number any more."""
+        loss, correct, images = self.sums.tolist()
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss is not finite in epoch {self.epoch + 1}, at or before update {self.update}; "
+                f"the last checkpoint in {self.folder} is untouched: try a smaller peak_lr, or mixed_precision no"
+            )
+        bar.set_postfix(
+            loss=f"{loss / images:.3f}",
+            acc=f"{100 * correct / images:.1f}%",
+            lr=f"{self.optimizer.param_groups[0]['lr']:.1e}",
+            img_s=f"{updates_per_second * self.config.global_batch_size:.0f}",
+        )
+
+    def _stop_if_asked(self) -> None:
+        stop = self.stopping
+        if self.processes > 1:  # a signal may reach one process before the others
+            flag = torch.tensor(float(stop), device=self.device)
+            stop = self.accelerator.reduce(flag, reduction="sum").item() > 0
+        if stop:
+            self.save()
+            raise Interrupted(
+                f"stopped in epoch {self.epoch + 1} after update {self.update}, state saved; "
+                f"go on with: accelerate launch -q -m timm_locat.train {self.recipe} --out {self.folder} --resume auto"
+            )
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """uint8 (B, 3, H, W) to normalised float32 on the device."""
+        return (images.to(self.device, non_blocking=True).float() / 255 - self.mean) / self.std
+
+    def evaluate(self) -> dict[str, float]:
+        """Loss and accuracy on the test split, every image once."""
+        self.model.eval()
+        ids = evaluation_ids(len(self.test_samples), 4 * self.plan.micro_batch_size, self.rank, self.processes)
+        source = batches(self.test_samples, ids, workers=self.config.data.workers)
+        # Without the DDP wrapper: processes may have different numbers of batches here.
+        forward = self.accelerator.unwrap_model(self.model)
+        return evaluate(forward, source, self.prepare, self.accelerator)
+
+    def _finish(self, seconds: float) -> dict[str, Any]:
+        tested = self.evaluate()
+        row = self.history[-1]
+        results = {
+            "test_accuracy": tested["accuracy"],
+            "test_top5": tested["top5"],
+            "test_loss": tested["loss"],
+            "test_images": tested["samples"],
+            "train_accuracy": row["train_accuracy"],
+            "train_loss": row["train_loss"],
+            "train_images": len(self.train_samples),
+            "image_passes": self.config.epochs * self.plan.updates_per_epoch * self.config.global_batch_size,
+            "images_per_second": statistics.median(r["images_per_second"] for r in self.history),
+            "seconds": sum(r["seconds"] for r in self.history),
+            "seconds_this_session": seconds,
+            "parameters": self.num_parameters,
+            "processes": self.processes,
+            "threads_per_process": torch.get_num_threads(),
+            "mixed_precision": self.accelerator.mixed_precision,
+        }
+        if self.is_main:
+            export(self.bare_model, self.folder, label_names=self.classes)
+            title = f"{self.config.model}, {self.config.data.name}, protocol {self.config.data.protocol}"
+            draw_curves(self.history, self.folder / "curves.png", title)
+            write_record(
+                self.folder / "record.json",
+                protocol="train/v1",
+                results=results,
+                config=self.config,
+                seed=self.config.seed,
+                recipe=self.recipe,
+            )
+        self._log(
+            f"test accuracy {tested['accuracy']:.2f} % on {tested['samples']:,} images after {seconds:.0f} s\n"
+            f"load it with: timm.create_model('local-dir:{self.folder}', pretrained=True)"
+        )
+        return results
+
+
+def new_accelerator(config: TrainConfig) -> Accelerator:
+    """An accelerator in the precision of the launcher if it names one, else in that of the config."""
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    # accelerate keeps the first precision of a process for good; a second run in it may want another.
+    AcceleratorState._reset_state(reset_partial_state=False)
+    return Accelerator(mixed_precision=config.mixed_precision if launched == "no" else launched)
+
+
+@contextlib.contextmanager
+def stop_on_signal(trainer: Trainer) -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into a stop after the current update; a second Ctrl-C stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, frame: object) -> None:
+        trainer.stopping = True
+        signal.signal(number, before[number])
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

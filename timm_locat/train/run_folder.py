@@ -1,0 +1,68 @@
+"""The folder of a run: which one it is, whether it may be continued, and its metrics as text."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from timm_locat.errors import UserError
+from timm_locat.train.config import TrainConfig
+
+__all__ = ["check_same_run", "choose_folder", "describe", "to_csv"]
+
+COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "seconds")
+FREE_TO_CHANGE = ("out", "resume", "checkpoint_every")
+"""Fields that a resumed run may have otherwise than the run that it continues."""
+
+
+def choose_folder(config: TrainConfig, recipe: str) -> Path | UserError:
+    """Make the run folder; a mistake is returned, since all processes have to hear of it."""
+    if config.out is None:
+        base = Path("runs") / recipe
+        folder, number = base, 2
+        while config.resume == "never" and folder.exists():
+            folder, number = base.with_name(f"{recipe}-{number}"), number + 1
+    else:
+        folder = config.out
+    if folder.exists() and not folder.is_dir():
+        return UserError(f"the run folder {folder} is a file; pass another --out")
+    if config.resume == "never" and folder.exists() and any(folder.iterdir()):
+        return UserError(f"the run folder {folder} is not empty; pass --resume auto to go on there, or another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        return UserError(f"cannot make the run folder {folder}: {err.strerror}; pass another --out")
+    return folder
+
+
+def check_same_run(saved: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
+    """Refuse to continue a run under another configuration; the sentence names each field that differs."""
+    differ = [
+        f"{name} was {saved.get(name)!r}, is {asked.get(name)!r}"
+        for name in sorted(saved.keys() | asked.keys())
+        if name not in FREE_TO_CHANGE and saved.get(name) != asked.get(name)
+    ]
+    if differ:
+        raise UserError(
+            f"{folder} holds another run: {'; '.join(differ)}; give the same settings, or another --out for a new run"
+        )
+
+
+def describe(row: dict[str, Any], epochs: int) -> str:
+    """One line about an epoch."""
+    test = (
+        "" if row["test_accuracy"] is None else f", test loss {row['test_loss']:.4f} acc {row['test_accuracy']:.2f} %"
+    )
+    return (
+        f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f} acc {row['train_accuracy']:.2f} %{test}; "
+        f"lr {row['lr']:.2e}, {row['images_per_second']:.0f} images/s, {row['seconds']:.0f} s"
+    )
+
+
+def to_csv(rows: list[dict[str, Any]]) -> str:
+    """The metrics of a run as CSV text; an epoch without evaluation has empty test columns."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

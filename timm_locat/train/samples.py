@@ -1,0 +1,156 @@
+"""From a data set to the batches of a training run, as a function of (seed, epoch, update) and of nothing else.
+
+No sampler, loader or process holds state that a resumed run would have to restore.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from timm_locat.data import DATASETS, ImageData, decode_all, eval_transform
+from timm_locat.data.transforms import EvalTransform
+from timm_locat.errors import UserError
+
+__all__ = ["BatchPlan", "Samples", "batches", "evaluation_ids", "seed_for"]
+
+_logger = logging.getLogger(__name__)
+
+IN_MEMORY_BYTES = 2 * 2**30
+"""Sets whose decoded pixels take less than this are decoded once."""
+
+
+def seed_for(*numbers: int) -> int:
+    """A 63-bit seed from whole numbers such as (seed, epoch, batch); neighbouring numbers give unrelated seeds."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which images each forward pass of a run sees.
+
+    An epoch is a permutation of the training set cut into updates of `global_batch_size`; the rest of the permutation
+    (less than one update) is left out, other images each epoch. An update is cut into `grad_accum_steps * processes`
+    micro-batches, handed to the processes in turn: two processes see in one step what one process sees in two.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    grad_accum_steps: int
+    processes: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size % (self.grad_accum_steps * self.processes):
+            raise UserError(
+                f"global_batch_size={self.global_batch_size} must be a multiple of grad_accum_steps="
+                f"{self.grad_accum_steps} times {self.processes} processes; change one of them"
+            )
+        if self.updates_per_epoch < 1:
+            raise UserError(
+                f"the training split has {self.num_samples} images, fewer than one update of global_batch_size="
+                f"{self.global_batch_size}; lower it"
+            )
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return self.num_samples // self.global_batch_size
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.global_batch_size // (self.grad_accum_steps * self.processes)
+
+    def epoch(self, epoch: int, rank: int, first_update: int = 0) -> list[list[int]]:
+        """Sample ids of each micro-batch of one process, from `first_update` on, in order."""
+        generator = torch.Generator().manual_seed(seed_for(self.seed, epoch))
+        order = torch.randperm(self.num_samples, generator=generator)
+        order = order[: self.updates_per_epoch * self.global_batch_size]
+        micro = order.view(self.updates_per_epoch, self.grad_accum_steps, self.processes, self.micro_batch_size)
+        return micro[first_update:, :, rank].flatten(0, 1).tolist()
+
+    def draw_seed(self, epoch: int, update: int, step: int, rank: int) -> int:
+        """Seed of everything random in one forward pass: augmentation, dropout, stochastic depth."""
+        return seed_for(self.seed, epoch, update, step * self.processes + rank)
+
+
+def evaluation_ids(num_samples: int, batch_size: int, rank: int, processes: int) -> list[list[int]]:
+    """Sample ids of each batch of one process; every sample is in exactly one batch of one process."""
+    mine = list(range(rank, num_samples, processes))
+    return [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
+
+
+class Samples(Dataset):
+    """8-bit pixels and labels by lists of ids, from memory where the set is small, else from its files.
+
+    Args:
+        data: From `timm_locat.data.load`.
+        img_size: Height and width that the model takes.
+        crop_pct: See `timm_locat.data.eval_transform`.
+        interpolation: The same.
+        in_memory: Decode the whole set now if it takes less than 2 GiB.
+        progress: Show a bar while doing so.
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        img_size: tuple[int, int],
+        *,
+        crop_pct: float,
+        interpolation: str,
+        in_memory: bool = True,
+        progress: bool = False,
+    ) -> None:
+        entry = DATASETS.get(data.name)
+        native = entry.native_transform if entry is not None else None
+        self.data = data
+        self.transform: EvalTransform = eval_transform(img_size, crop_pct, interpolation, native_transform=native)
+        self.pixels: Tensor | None = None
+        if in_memory and len(data) * 3 * img_size[0] * img_size[1] < IN_MEMORY_BYTES:
+            self.pixels, _ = decode_all(data, self.transform, progress=progress)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, ids: list[int]) -> tuple[Tensor, Tensor] | UserError:
+        """uint8 (B, 3, H, W) and int64 (B,); an unreadable image is returned as its error.
+
+        Returned, not raised: a DataLoader wraps what a worker raises in its own traceback.
+        """
+        labels = self.data.labels[ids]
+        if self.pixels is not None:
+            return self.pixels[ids], labels
+        try:
+            return torch.stack([self.transform(self.data[i][0]) for i in ids]), labels
+        except UserError as err:
+            return err
+
+
+def _same(batch):
+    """Collate function: `Samples.__getitems__` has made a batch already."""
+    return batch
+
+
+def batches(samples: Samples, ids: list[list[int]], *, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of `ids` in order.
+
+    Raises:
+        UserError: An image cannot be read; the sentence names its file.
+    """
+    loader = DataLoader(
+        samples,
+        batch_sampler=ids,
+        num_workers=workers,
+        collate_fn=_same,
+        # With a generator of its own the loader leaves torch's global one alone.
+        generator=torch.Generator(),
+        pin_memory=torch.cuda.is_available(),
+    )
+    for batch in loader:
+        if isinstance(batch, UserError):
+            raise batch
+        yield batch
