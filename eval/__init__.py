@@ -1,0 +1,1 @@
+"""Evaluations that run from a checkout: `python -m eval SUBCOMMAND`."""

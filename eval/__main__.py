@@ -1,0 +1,69 @@
+"""The command line of the evaluations: `python -m eval SUBCOMMAND [OPTIONS]`.
+
+A subcommand is a module with two names: `Config`, a frozen dataclass that is its command line, and
+`run(config) -> tuple[str, int]`, which measures, writes the record, and returns what to print and the exit status.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from timm_locat.errors import require, run_cli
+
+SUBCOMMANDS = {
+    "speed": ("eval.speed", "time and memory of one model against another, interleaved and paired"),
+    "tables": ("eval.tables", "write the README's tables from the records in eval/results"),
+}
+"""Name: its module, and what it measures. A new evaluation is a line here; only the one asked for is imported."""
+
+
+def usage() -> str:
+    width = max(map(len, SUBCOMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in SUBCOMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: python -m eval SUBCOMMAND [OPTIONS]",
+            "",
+            "Measures models and writes a record of each run. Run it from the root of the checkout.",
+            "",
+            "subcommands:",
+            *lines,
+            "",
+            "python -m eval SUBCOMMAND --help explains one; eval/README.md says what its numbers mean.",
+        ]
+    )
+
+
+def _refuse(word: str) -> NoReturn:
+    close = difflib.get_close_matches(word, SUBCOMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(SUBCOMMANDS)}"
+    print(f"error: there is no subcommand {word!r}; {hint} (python -m eval --help)", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one subcommand; status 2 for a command line that cannot be read, as usual."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["-h"], ["--help"]):
+        print(usage())
+        return
+    if not words:
+        print(usage(), file=sys.stderr)
+        raise SystemExit(2)
+    name, *rest = words
+    if name not in SUBCOMMANDS:
+        _refuse(name)
+    tyro = require("tyro", "eval", "python -m eval")
+    module = importlib.import_module(SUBCOMMANDS[name][0])
+    plain_flags = (tyro.conf.FlagCreatePairsOff,)  # `--train`, without a `--no-train` twin
+    config = tyro.cli(module.Config, prog=f"python -m eval {name}", args=rest, config=plain_flags)
+    text, status = module.run(config)
+    print(text)
+    if status:
+        raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    run_cli(main)
