@@ -324,16 +324,9 @@ def test_an_unknown_protocol_is_refused():
 def launch(*words, env=None):
     """The command as a user gives it, in a process of its own."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "ACCELERATE_"))}
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--quiet",
-        "-m",
-        "timm_locat.train",
-        *map(str, words),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, env={**clean, **(env or {})}, cwd=ROOT, timeout=300)
+    start = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "-m", "timm_locat.train"]
+    env = {**clean, **(env or {})}
+    return subprocess.run([*start, *map(str, words)], capture_output=True, text=True, env=env, cwd=ROOT, timeout=300)
 
 
 def command(monkeypatch, *words):

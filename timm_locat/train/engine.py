@@ -186,6 +186,7 @@ class Trainer:
             f"{self.processes} process(es) on {self.device.type}, {torch.get_num_threads()} threads, "
             f"precision {self.accelerator.mixed_precision}; run folder {self.folder}"
         )
+        tested = None
         while self.epoch < config.epochs:
             row = self._train_epoch()
             last = self.epoch == config.epochs
@@ -198,7 +199,7 @@ class Trainer:
                 atomic_write(self.folder / "metrics.csv", to_csv(self.history))
             if last or self.epoch % config.checkpoint_every == 0:
                 self.save()
-        results = self._finish(time.perf_counter() - start)
+        results = self._finish(tested or self.evaluate(), time.perf_counter() - start)
         self.accelerator.end_training()
         return results
 
@@ -251,7 +252,7 @@ class Trainer:
             seed = self.plan.draw_seed(self.epoch, self.update, step, self.rank)
             generator = torch.Generator(self.device).manual_seed(seed)
             images = self.prepare(self.protocol.augment(images.to(self.device, non_blocking=True), generator))
-            torch.manual_seed(seed)  # dropout and stochastic depth draw from the global generator
+            torch.manual_seed(seed + 1)  # dropout and stochastic depth draw from the global generator
             last = step == config.grad_accum_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 logits = self.model(images).float()
@@ -307,8 +308,8 @@ class Trainer:
         forward = self.accelerator.unwrap_model(self.model)
         return evaluate(forward, source, self.prepare, self.accelerator)
 
-    def _finish(self, seconds: float) -> dict[str, Any]:
-        tested = self.evaluate()
+    def _finish(self, tested: dict[str, float], seconds: float) -> dict[str, Any]:
+        """Export, plot and record a run whose final weights were `tested`."""
         row = self.history[-1]
         results = {
             "test_accuracy": tested["accuracy"],
