@@ -14,7 +14,6 @@ import timm
 import torch
 from PIL import Image
 
-from timm_locat.data import PROTOCOLS
 from timm_locat.errors import UserError, run_cli
 from timm_locat.record import read_record
 from timm_locat.train import RECIPES, DataConfig, TrainConfig
@@ -46,7 +45,7 @@ def folder(tmp_path_factory):
 
 
 def config(folder, out, **changes):
-    data = DataConfig(name=str(folder), protocol="baseline", **changes.pop("data", {}))
+    data = DataConfig(**{"name": str(folder), "protocol": "modern", **changes.pop("data", {})})
     base = TrainConfig(
         model="locatvit_compact_patch4_32",
         data=data,
@@ -151,7 +150,7 @@ def test_vectors_and_position_embeddings_are_not_decayed(folder):
 
 
 def test_a_run_learns_and_leaves_everything_behind(folder, tmp_path):
-    results = train(config(folder, tmp_path, epochs=8, peak_lr=3e-3), "easy")
+    results = train(config(folder, tmp_path, epochs=8, peak_lr=3e-3, data={"protocol": "baseline"}), "easy")
     assert results["test_accuracy"] == 100 and results["test_images"] == 10
     record = read_record(tmp_path / "record.json")
     assert record["protocol"] == "train/v1" and record["results"] == results
@@ -183,9 +182,9 @@ def kill_after(monkeypatch, update):
     monkeypatch.setattr(Trainer, "_train_update", once)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_ends_as_if_it_had_not_been_killed(folder, tmp_path, monkeypatch, workers):
-    data = {"workers": workers, "in_memory": workers == 0}
+@pytest.mark.parametrize(("workers", "protocol"), [(0, "modern"), (2, "modern"), (0, "deit"), (2, "deit")])
+def test_a_killed_run_ends_as_if_it_had_not_been_killed(folder, tmp_path, monkeypatch, workers, protocol):
+    data = {"workers": workers, "in_memory": workers == 0, "protocol": protocol}
     train(config(folder, tmp_path / "whole", data=data))
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 5)
@@ -219,14 +218,31 @@ def test_a_finished_run_can_be_resumed_without_harm(folder, tmp_path):
 
 
 def test_accumulation_changes_nothing_but_rounding(folder, tmp_path):
-    plain = {"drop_path_rate": 0.0}
+    plain = {"drop_path_rate": 0.0, "data": {"protocol": "none"}}
     runs = [Trainer(config(folder, tmp_path / str(n), grad_accum_steps=n, **plain)) for n in (1, 2)]
     for run in runs:
-        run.protocol = PROTOCOLS["none"]
         run.fit()
     a, b = (weights(run.folder) for run in runs)
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+
+
+def test_the_number_of_workers_changes_nothing(folder, tmp_path):
+    for workers in (0, 2):
+        train(config(folder, tmp_path / str(workers), data={"workers": workers, "protocol": "deit"}, epochs=2))
+    assert same(weights(tmp_path / "0"), weights(tmp_path / "2"))
+
+
+def test_a_batch_can_be_looked_at_without_training(folder, tmp_path):
+    assert train(config(folder, tmp_path / "run", show_batch=tmp_path / "batch.png")) == {}
+    with Image.open(tmp_path / "batch.png") as image:
+        assert image.format == "PNG"
+    assert not (tmp_path / "run").exists()
+
+
+def test_values_on_the_command_line_replace_the_protocols():
+    own = DataConfig(protocol="modern", cutmix=0.5, mix_prob=1.0, label_smoothing=0.0).augmentation()
+    assert (own.cutmix, own.mix_prob, own.label_smoothing, own.auto_augment) == (0.5, 1.0, 0.0, "cifar10")
 
 
 def test_a_failed_write_keeps_the_last_checkpoint(tmp_path, monkeypatch):
@@ -302,7 +318,7 @@ def test_a_model_for_grey_images_is_refused(folder, tmp_path):
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"warmup_epochs": 3}, r"warmup_epochs must be in \[0, epochs=3\), got 3"),
         ({"min_lr": 1.0}, "min_lr must be in"),
-        ({"label_smoothing": 1.0}, "label_smoothing must be in"),
+        ({"data": {"label_smoothing": 1.0}}, "label_smoothing must be a share"),
         ({"clip_grad": 0.0}, "clip_grad must be positive"),
         ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
         ({"model_kwargs": "gaug=False"}, "--model-kwargs must be a JSON object"),

@@ -1,10 +1,10 @@
 """What a training run is: a frozen dataclass that refuses nonsense. A recipe is a function that returns one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from timm_locat.data.protocols import PROTOCOLS
+from timm_locat.data.protocols import PROTOCOLS, Protocol
 from timm_locat.models import parse_kwargs
 
 __all__ = ["DataConfig", "TrainConfig"]
@@ -18,6 +18,14 @@ class DataConfig:
     """A data set by name, or the path of an image folder, of parquet files or of a `save_to_disk` folder."""
     protocol: str = "flip"
     """Augmentation of the training images, by name (see timm_locat.data.PROTOCOLS)."""
+    cutmix: float | None = None
+    """Alpha of CutMix instead of the protocol's; 0 switches it off."""
+    mixup: float | None = None
+    """Alpha of mixup instead of the protocol's; 0 switches it off."""
+    mix_prob: float | None = None
+    """Probability that a batch is mixed, instead of the protocol's."""
+    label_smoothing: float | None = None
+    """Share of the target spread over all classes, instead of the protocol's."""
     workers: int = 0
     """Processes per rank that read images; 0 reads in the training process, which is best for small sets."""
     in_memory: bool = True
@@ -28,6 +36,13 @@ class DataConfig:
             raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
         if self.workers < 0:
             raise ValueError(f"workers must be 0 or more, got {self.workers}")
+        self.augmentation()
+
+    def augmentation(self) -> Protocol:
+        """The protocol as it applies to this data set, with the values that were given instead of its own."""
+        own = {name: getattr(self, name) for name in ("cutmix", "mixup", "mix_prob", "label_smoothing")}
+        protocol = PROTOCOLS[self.protocol].for_data(self.name)
+        return replace(protocol, **{name: value for name, value in own.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +77,6 @@ class TrainConfig:
     """Of AdamW: decay of the running mean of gradients and of their squares."""
     clip_grad: float | None = 1.0
     """Largest norm of the gradient of one update; None does not clip."""
-    label_smoothing: float = 0.0
-    """Share of the target that is spread evenly over all classes."""
     drop_path_rate: float = 0.0
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """Autocast type. `accelerate launch --mixed_precision bf16` or `fp16` takes precedence."""
@@ -72,6 +85,8 @@ class TrainConfig:
     checkpoint_every: int = 1
     """Epochs between checkpoints."""
     seed: int = 0
+    show_batch: Path | None = None
+    """Draw the first augmented batch, with labels and mixing weights, into this PNG, and leave without training."""
     out: Path | None = None
     """Run folder. None takes runs/RECIPE, or runs/RECIPE-2, -3, ... so that nothing is overwritten."""
     resume: Literal["never", "auto"] = "never"
@@ -89,7 +104,5 @@ class TrainConfig:
             raise ValueError(f"min_lr must be in (0, peak_lr={self.peak_lr}], got {self.min_lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         if self.clip_grad is not None and self.clip_grad <= 0:
             raise ValueError(f"clip_grad must be positive, or None for no clipping, got {self.clip_grad}")

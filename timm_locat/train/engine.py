@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from timm_locat.data import PROTOCOLS, load
+from timm_locat.data import load
+from timm_locat.data.show import show_batch
 from timm_locat.errors import UserError
 from timm_locat.hub import export
 from timm_locat.record import atomic_write, plain_json, write_record
@@ -37,7 +39,7 @@ from timm_locat.train.config import TrainConfig
 from timm_locat.train.curves import draw_curves
 from timm_locat.train.evaluate import evaluate
 from timm_locat.train.run_folder import check_same_run, choose_folder, describe, to_csv
-from timm_locat.train.samples import BatchPlan, Samples, batches, evaluation_ids, seed_for
+from timm_locat.train.samples import BatchPlan, Samples, batches, evaluation_ids, native_transform, seed_for
 from timm_locat.train.threads import choose_threads
 
 __all__ = ["Trainer", "train"]
@@ -46,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, recipe: str = "run") -> dict[str, Any]:
-    """Run `config` to its end and return the results that its record holds.
+    """Run `config` to its end and return the results that its record holds (none with `show_batch`).
 
     Args:
         config: The run.
@@ -56,6 +58,9 @@ def train(config: TrainConfig, recipe: str = "run") -> dict[str, Any]:
         UserError: What the user can mend: data, model, sizes, a full disk, a loss that is not finite.
     """
     trainer = Trainer(config, recipe)
+    if config.show_batch is not None:
+        trainer.show_batch(config.show_batch)
+        return {}
     with stop_on_signal(trainer):
         return trainer.fit()
 
@@ -83,7 +88,7 @@ class Trainer:
         if self.device.type == "cpu":
             choose_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         self._open()
-        self.folder = self._choose_folder()
+        self.folder = self._choose_folder() if config.show_batch is None else Path()
         self.epoch, self.update = 0, 0
         # Loss, correct and images of the epoch so far, over this process's share.
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -112,12 +117,16 @@ class Trainer:
             in_memory=config.data.in_memory,
             progress=self.is_main and sys.stderr.isatty(),
         )
-        self.train_samples = Samples(train_set, tuple(size), **options)
+        # Cutout and the noise of random erasing are to be the model's idea of nothing.
+        self.protocol = replace(
+            config.data.augmentation(), pixel_mean=tuple(facts["mean"]), pixel_std=tuple(facts["std"])
+        )
+        per_image = self.protocol.per_image(tuple(size), native_transform=native_transform(train_set))
+        self.train_samples = Samples(train_set, tuple(size), per_image=per_image, **options)
         self.test_samples = Samples(test_set, tuple(size), **options)
         self.plan = BatchPlan(
             len(train_set), config.global_batch_size, config.grad_accum_steps, self.processes, config.seed
         )
-        self.protocol = PROTOCOLS[config.data.protocol]
         self.mean = torch.tensor(facts["mean"], device=self.device).view(1, -1, 1, 1)
         self.std = torch.tensor(facts["std"], device=self.device).view(1, -1, 1, 1)
         optimizer = build_optimizer(config, model)
@@ -207,7 +216,8 @@ class Trainer:
         """The rest of the current epoch; returns its row of the metrics, the test columns still empty."""
         config, plan = self.config, self.plan
         ids = plan.epoch(self.epoch, self.rank, self.update)
-        source = batches(self.train_samples, ids, workers=config.data.workers)
+        seeds = (config.seed, self.epoch)
+        source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers)
         first, start = self.update, time.perf_counter()
         self.model.train()
         bar = tqdm(
@@ -248,15 +258,13 @@ class Trainer:
         self.schedule.step_update(self.epoch * self.plan.updates_per_epoch + self.update)
         for step in range(config.grad_accum_steps):
             images, labels = next(source)
-            labels = labels.to(self.device, non_blocking=True)
             seed = self.plan.draw_seed(self.epoch, self.update, step, self.rank)
-            generator = torch.Generator(self.device).manual_seed(seed)
-            images = self.prepare(self.protocol.augment(images.to(self.device, non_blocking=True), generator))
+            images, labels, targets = self._augment(images, labels, seed)
             torch.manual_seed(seed + 1)  # dropout and stochastic depth draw from the global generator
             last = step == config.grad_accum_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                logits = self.model(images).float()
-                loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=config.label_smoothing)
+                logits = self.model(self.prepare(images)).float()
+                loss = F.cross_entropy(logits, targets, reduction="sum")
                 # Gradients are averaged over processes; this makes them those of the mean over the global batch.
                 self.accelerator.backward(loss * (self.processes / config.global_batch_size))
             with torch.no_grad():
@@ -267,6 +275,23 @@ class Trainer:
             self.accelerator.clip_grad_norm_(self.model.parameters(), config.clip_grad)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _augment(self, images: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """8-bit images, labels and targets of a batch on the device, as the protocol has them."""
+        images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+        generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws on every device
+        images, targets = self.protocol.apply(images, labels, len(self.classes), generator)
+        return images, labels, targets
+
+    def show_batch(self, path: Path) -> None:
+        """Draw the first batch of the run as the model would see it."""
+        images, labels = next(
+            batches(self.train_samples, self.plan.epoch(0, self.rank)[:1], seeds=(self.config.seed, 0))
+        )
+        images, _, targets = self._augment(images, labels, self.plan.draw_seed(0, 0, 0, self.rank))
+        title = f"protocol {self.config.data.protocol} on {self.config.data.name}"
+        show_batch(images, targets, self.classes, path, title)
+        self._log(f"wrote {path}; nothing was trained")
 
     def _show(self, bar: tqdm, updates_per_second: float) -> None:
         """Refresh the bar, and stop the run if the loss is not a number any more."""

@@ -11,7 +11,7 @@ from timm_locat.train.config import TrainConfig
 __all__ = ["check_same_run", "choose_folder", "describe", "to_csv"]
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "seconds")
-FREE_TO_CHANGE = ("out", "resume", "checkpoint_every")
+FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch")
 """Fields that a resumed run may have otherwise than the run that it continues."""
 
 

@@ -3,8 +3,7 @@
 No sampler, loader or process holds state that a resumed run would have to restore.
 """
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +12,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from timm_locat.data import DATASETS, ImageData, decode_all, eval_transform
+from timm_locat.data.augment import LoaderTransform
 from timm_locat.data.transforms import EvalTransform
 from timm_locat.errors import UserError
 
-__all__ = ["BatchPlan", "Samples", "batches", "evaluation_ids", "seed_for"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["BatchPlan", "Samples", "batches", "evaluation_ids", "native_transform", "seed_for"]
 
 IN_MEMORY_BYTES = 2 * 2**30
 """Sets whose decoded pixels take less than this are decoded once."""
@@ -83,6 +81,12 @@ def evaluation_ids(num_samples: int, batch_size: int, rank: int, processes: int)
     return [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
 
 
+def native_transform(data: ImageData) -> Callable[[Tensor], Tensor] | None:
+    """What a known data set does to its pixels before anything else."""
+    entry = DATASETS.get(data.name)
+    return entry.native_transform if entry is not None else None
+
+
 class Samples(Dataset):
     """8-bit pixels and labels by lists of ids, from memory where the set is small, else from its files.
 
@@ -91,6 +95,8 @@ class Samples(Dataset):
         img_size: Height and width that the model takes.
         crop_pct: See `timm_locat.data.eval_transform`.
         interpolation: The same.
+        per_image: What the augmentation protocol does to each image while it is read, instead of the evaluation
+            transform; rules out decoding once.
         in_memory: Decode the whole set now if it takes less than 2 GiB.
         progress: Show a bar while doing so.
     """
@@ -102,32 +108,41 @@ class Samples(Dataset):
         *,
         crop_pct: float,
         interpolation: str,
+        per_image: LoaderTransform | None = None,
         in_memory: bool = True,
         progress: bool = False,
     ) -> None:
-        entry = DATASETS.get(data.name)
-        native = entry.native_transform if entry is not None else None
+        native = native_transform(data)
         self.data = data
         self.transform: EvalTransform = eval_transform(img_size, crop_pct, interpolation, native_transform=native)
+        self.per_image = per_image
         self.pixels: Tensor | None = None
-        if in_memory and len(data) * 3 * img_size[0] * img_size[1] < IN_MEMORY_BYTES:
+        if in_memory and per_image is None and len(data) * 3 * img_size[0] * img_size[1] < IN_MEMORY_BYTES:
             self.pixels, _ = decode_all(data, self.transform, progress=progress)
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitems__(self, ids: list[int]) -> tuple[Tensor, Tensor] | UserError:
-        """uint8 (B, 3, H, W) and int64 (B,); an unreadable image is returned as its error.
+    def __getitems__(self, ids: list[tuple[int, int]]) -> tuple[Tensor, Tensor] | UserError:
+        """uint8 (B, 3, H, W) and int64 (B,) of samples, each given with the seed of what happens while it is read.
 
-        Returned, not raised: a DataLoader wraps what a worker raises in its own traceback.
+        An unreadable image is returned as its error, not raised: a DataLoader wraps what a worker raises in its own
+        traceback.
         """
-        labels = self.data.labels[ids]
+        order = [i for i, _ in ids]
+        labels = self.data.labels[order]
         if self.pixels is not None:
-            return self.pixels[ids], labels
+            return self.pixels[order], labels
         try:
-            return torch.stack([self.transform(self.data[i][0]) for i in ids]), labels
+            return torch.stack([self._read(i, seed) for i, seed in ids]), labels
         except UserError as err:
             return err
+
+    def _read(self, i: int, seed: int) -> Tensor:
+        image = self.data[i][0]
+        if self.per_image is None:
+            return self.transform(image)
+        return self.per_image(image, torch.Generator().manual_seed(seed))
 
 
 def _same(batch):
@@ -135,15 +150,25 @@ def _same(batch):
     return batch
 
 
-def batches(samples: Samples, ids: list[list[int]], *, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    samples: Samples, ids: list[list[int]], *, seeds: tuple[int, ...] = (), workers: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of `ids` in order.
+
+    Args:
+        samples: What to read.
+        ids: Sample ids of each batch.
+        seeds: What the seed of a sample is made of, besides its id: (seed, epoch).
+        workers: Processes that read.
 
     Raises:
         UserError: An image cannot be read; the sentence names its file.
     """
+    # Seeding takes longer than a lookup in memory, where nothing is drawn.
+    draws = samples.per_image is not None
     loader = DataLoader(
         samples,
-        batch_sampler=ids,
+        batch_sampler=[[(i, seed_for(*seeds, i) if draws else 0) for i in batch] for batch in ids],
         num_workers=workers,
         collate_fn=_same,
         # With a generator of its own the loader leaves torch's global one alone.
