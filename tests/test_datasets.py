@@ -145,13 +145,6 @@ def test_a_mistyped_name_gets_a_suggestion():
         load("fashion_mnist-mini")
 
 
-def test_a_hub_name_is_told_what_is_supported():
-    with pytest.raises(
-        UserError, match=r"'owner/name' \(data sets of the hub.*expected one of the names.* save_to_disk"
-    ):
-        load("owner/name")
-
-
 def test_a_path_that_leads_nowhere_is_named(tmp_path):
     with pytest.raises(UserError, match=r"there is no data set, folder or parquet file '.*gone'"):
         load(tmp_path / "gone")

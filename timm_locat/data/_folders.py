@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -54,13 +54,13 @@ class Files:
         return self.paths[index]
 
 
-def kind_of_split(split: str) -> str:
-    """`"train"`, `"test"` or `"all"` for any name that a split goes by."""
+def kind_of_split(split: str, others: Collection[str] = ()) -> str:
+    """`"train"`, `"test"` or `"all"` for any name that a split goes by; any of the `others` is a kind of its own."""
     for kind, names in SPLITS.items():
         if split in names:
             return kind
-    if split == ALL:
-        return ALL
+    if split == ALL or split in others:
+        return split
     known = ", ".join((*SPLITS["train"], *SPLITS["test"], ALL))
     raise UserError(f"expected a split named one of {known}, got {split!r}; choose one of these")
 
@@ -71,13 +71,18 @@ def find_split(split: str, available: Mapping[str, T], where: str) -> T | None:
     Raises:
         UserError: Several entries go by other names of the split, such as `val` and `valid` for `test`.
     """
-    kind = kind_of_split(split)
+    kind = kind_of_split(split, available)
     if split in available:
         return available[split]
     names = [name for name in SPLITS.get(kind, ()) if name in available]
     if len(names) > 1:
         raise UserError(f"{where} has {' and '.join(names)} but no {split}; ask for one of them by its name")
     return available[names[0]] if names else None
+
+
+def follows_training(split: str) -> bool:
+    """Whether the classes of a split are set by another one, the training split."""
+    return split not in (*SPLITS["train"], ALL)
 
 
 def extension(path: str) -> str:
@@ -98,9 +103,10 @@ def open_folder(root: Path, split: str, classes: tuple[str, ...] | None) -> Foun
     if kind_of_split(split) == ALL:
         if splits:
             raise UserError(f"{root} is divided into {', '.join(splits)}; ask for one of them instead of {ALL!r}")
-        return _read(root, classes or _trained_on(root))
+        return read_class_folders(root, classes or trained_on(root))
     folder = find_split(split, splits, str(root))
     if folder is None:
+        _refuse_flat(root, split)
         hint = f"it has {', '.join(splits)}" if splits else f"it has no split folders; ask for {ALL!r} to use all of it"
         raise UserError(f"expected image files as {root / split}/<class>/... but {hint}")
     if classes is None and kind_of_split(split) == "test":
@@ -110,8 +116,19 @@ def open_folder(root: Path, split: str, classes: tuple[str, ...] | None) -> Foun
                 f"{root} has no train folder to tell which classes there are; give the class names in the order of "
                 "their labels (classes=...)"
             )
-        classes = _trained_on(trained)
-    return _read(folder, classes or _trained_on(folder))
+        classes = trained_on(trained)
+    return read_class_folders(folder, classes or trained_on(folder))
+
+
+def _refuse_flat(root: Path, split: str) -> None:
+    """A split whose image files lie in one folder, as ImageNet's validation images are handed out, has no labels."""
+    for name in (split, *SPLITS[kind_of_split(split)]):
+        flat = root / name
+        if flat.is_dir() and any(is_image(entry.name) for entry in flat.iterdir() if entry.is_file()):
+            raise UserError(
+                f"{flat} holds image files without class folders, so that nothing says what they show; "
+                "move each of them into a folder named after its class"
+            )
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -124,13 +141,13 @@ def _subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _trained_on(folder: Path) -> tuple[str, ...]:
+def trained_on(folder: Path) -> tuple[str, ...]:
     """The classes that a training folder defines; none of them may be empty."""
     classes = _subfolders(folder)
     if not classes:
         raise UserError(f"expected class folders with image files in {folder}, found none; check the path")
     for name in classes:
-        if not any(_is_image(file) for file in _files(folder / name)):
+        if not any(is_image(file) for file in _files(folder / name)):
             raise UserError(f"class folder {folder / name} holds no image files; fill it or remove it")
     return tuple(classes)
 
@@ -142,11 +159,13 @@ def _files(folder: Path) -> Iterable[str]:
         yield from (name for name in files if not name.startswith("."))
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file counts as an image by its ending."""
     return extension(name) in EXTENSIONS
 
 
-def _read(folder: Path, classes: tuple[str, ...]) -> Found:
+def read_class_folders(folder: Path, classes: tuple[str, ...]) -> Found:
+    """Image files in the class folders of one split; a class may have none, but no folder may be of another class."""
     for name in _subfolders(folder):
         if name not in classes:
             raise UserError(
@@ -160,7 +179,7 @@ def _read(folder: Path, classes: tuple[str, ...]) -> Found:
     def keep(path: str) -> bool:  # called for each of up to millions of files, hence on plain strings
         if f"{os.sep}." in path[start:]:
             return False  # hidden, or in a hidden folder
-        if _is_image(path):
+        if is_image(path):
             return True
         left_out[extension(path)] += 1
         return False

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from timm_locat.data._folders import ALL, SPLITS, Found, extension, find_split, kind_of_split
+from timm_locat.data._folders import ALL, SPLITS, Found, extension, find_split, follows_training, kind_of_split
 from timm_locat.data.images import ImageSource
 from timm_locat.errors import UserError, require
 
@@ -46,10 +46,15 @@ class Origins:
     pieces: tuple[tuple[str, str], ...]
     ends: tuple[int, ...]
 
-    def source(self, index: int) -> str:
+    def locate(self, index: int) -> tuple[int, int]:
+        """The piece that a row lies in, and its number there."""
         piece = bisect_right(self.ends, index)
+        return piece, index - (self.ends[piece - 1] if piece else 0)
+
+    def source(self, index: int) -> str:
+        piece, row = self.locate(index)
         kind, place = self.pieces[piece]
-        return f"{kind} {index - (self.ends[piece - 1] if piece else 0)} of {place}"
+        return f"{kind} {row} of {place}"
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,13 @@ class SavedTable:
         return _not_decoding(self.table.select_columns([name]), name)
 
 
+def open_tables(path: Path, split: str, classes: tuple[str, ...] | None) -> Found | None:
+    """One split of whatever tables a folder holds; None where it holds none. Arguments as for `open_parquet`."""
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return open_saved(path, split, classes)
+    return open_parquet(path, split, classes) if parquet_files(path) else None
+
+
 def open_parquet(path: Path, split: str, classes: tuple[str, ...] | None) -> Found:
     """One split of a parquet file, or of the parquet files in a folder.
 
@@ -172,25 +184,25 @@ def open_saved(path: Path, split: str, classes: tuple[str, ...] | None) -> Found
         saved = datasets.load_from_disk(str(path))
     if isinstance(saved, datasets.DatasetDict):
         tables = {name: SavedTable(table, str(path / name)) for name, table in saved.items()}
-        if kind_of_split(split) == ALL:
+        if split == ALL:
             raise UserError(f"{path} is divided into {', '.join(tables)}; ask for one of them instead of {ALL!r}")
     else:
         table = SavedTable(saved, str(path))
-        if kind_of_split(split) == ALL:
+        if split == ALL:
             return read_table(table, None, split, classes)
         tables = {str(saved.split): table} if saved.split else {}
     return choose_table(tables, path, split, classes, f"a split named {split}")
 
 
 def choose_table(
-    tables: Mapping[str, Table], path: Path, split: str, classes: tuple[str, ...] | None, wanted: str
+    tables: Mapping[str, Table], path: Path | str, split: str, classes: tuple[str, ...] | None, wanted: str
 ) -> Found:
     """Read the asked one of several splits, labelled as in the training split.
 
     Args:
         tables: Splits by name.
         path: Where they are.
-        split: Any name of a split but `all`.
+        split: Any name of a split but `all`, or another name that one of the tables has.
         classes: Class names in the order of their labels; those of the training split when None.
         wanted: What an error says was expected there.
     """
@@ -198,7 +210,7 @@ def choose_table(
     if table is None:
         has = f"it has {', '.join(tables)}" if tables else f"nothing there names a split; ask for {ALL!r} to use all"
         raise UserError(f"expected {wanted} in {path}, but {has}")
-    trained = find_split("train", tables, str(path)) if kind_of_split(split) == "test" else None
+    trained = find_split("train", tables, str(path)) if follows_training(split) else None
     return read_table(table, trained, split, classes)
 
 
@@ -315,7 +327,7 @@ def _classes_of_training(
         raise UserError(f"column {column} of {source.where} holds no {kind} as {table.where} does; write them alike")
     if kind == "names":
         return tuple(source.features[column].names)
-    if trained is None and kind_of_split(split) == "test":
+    if trained is None and follows_training(split):
         raise UserError(
             f"{table.where} has no training split beside it to tell which classes there are; give the class names in "
             "the order of their labels (classes=...)"

@@ -1,26 +1,27 @@
-"""Labelled images behind one function: `load` takes the name of a known data set or the path of your own."""
+"""Labelled images behind one function: `load` takes the name of a known data set, a path, or an id of the Hub."""
 
 import difflib
 import operator
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from timm_locat.data._folders import Found, Samples, open_folder
-from timm_locat.data._tables import ParquetTable, choose_table, open_parquet, open_saved, parquet_files
+from timm_locat.data._folders import Found, Samples, find_split, open_folder
+from timm_locat.data._hub import open_hub, parse_hub_id
+from timm_locat.data._imagenet import is_tiny_imagenet, open_tiny_imagenet, readable
+from timm_locat.data._tables import ParquetTable, choose_table, open_parquet, open_tables
 from timm_locat.data.images import read_image
-from timm_locat.data.transforms import pad32_rgb
+from timm_locat.data.registry import DATASETS, DatasetEntry
 from timm_locat.errors import UserError
 
-__all__ = ["DATASETS", "DatasetEntry", "ImageData", "load"]
+__all__ = ["ImageData", "load"]
 
-_EMBEDDED = Path(__file__).parent / "embedded"
 _SUPPORTED = "a folder <split>/<class>/<image files>, parquet files with an image column, or a folder of save_to_disk"
 
 
@@ -55,7 +56,7 @@ class ImageData(Dataset[tuple[Image.Image, int]]):
         return read_image(self.samples[i], name=self.samples.source(i)), int(self.labels[i])
 
     def source(self, i: int) -> str:
-        """What sample i is called in errors: the path of its file, or its row, from 0, and the table's file."""
+        """What sample i is called in errors: the path of its file, or its row, from 0, and the file that has it."""
         return self.samples.source(self._index(i))
 
     def _index(self, i: int) -> int:
@@ -65,102 +66,141 @@ class ImageData(Dataset[tuple[Image.Image, int]]):
         return i % len(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetEntry:
-    """A data set that `load` knows by name, and the facts that training and reports need about it."""
-
-    files: Mapping[str, Path]
-    """Parquet file of each split."""
-    num_classes: int
-    image_size: tuple[int, int]
-    """Height and width of the images as stored, in pixels."""
-    mean: tuple[float, float, float]
-    """Mean per channel of the training images as stored, where full brightness is 1."""
-    std: tuple[float, float, float]
-    """Standard deviation per channel, as for the mean."""
-    channels: str
-    """What the stored channels are and how they become RGB."""
-    licence: str
-    source: str
-    """Where the images come from."""
-    native_transform: Callable[[Tensor], Tensor] | None = None
-    """Turns stored images, uint8 (..., 3, h, w), into those that models see, before any resizing. None: as stored."""
-
-
-DATASETS: dict[str, DatasetEntry] = {
-    "fashion_mnist_mini": DatasetEntry(
-        files={split: _EMBEDDED / f"fashion_mnist_mini-{split}.parquet" for split in ("train", "test")},
-        num_classes=10,
-        image_size=(28, 28),
-        # Of the full training set; the 5,000 images here have 0.2842 and 0.3522.
-        mean=(0.2860, 0.2860, 0.2860),
-        std=(0.3530, 0.3530, 0.3530),
-        channels="one grey channel, copied to three; padded from 28x28 to 32x32 by pad32_rgb",
-        licence="MIT",
-        source="5,000 training and 1,000 test images of Fashion-MNIST (Zalando SE), shipped with this package",
-        native_transform=pad32_rgb,
-    ),
-}
-"""The data sets known by name."""
-
-
 def load(
-    name_or_path: str | os.PathLike[str], split: str = "train", *, classes: Sequence[str] | None = None
+    name_or_path: str | os.PathLike[str],
+    split: str = "train",
+    *,
+    classes: Sequence[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> ImageData:
     """Open one split of a labelled image data set.
 
     Args:
         name_or_path: A name in `DATASETS`, or a path to one of these (write `./name` for a path that is also a name):
             a folder with image files as `<split>/<class>/...`, or `<class>/...` for split `all`;
+            Tiny-ImageNet as its zip unpacks;
             a parquet file, or a folder of them, each named after its split at the beginning or end of its name;
             a folder written by `save_to_disk` of a `datasets` table or dictionary of tables.
+            Where there is no such path, `owner/name` or `owner/name:config` is a data set of the Hub.
             Tables need an image column (`image`, `img`, or the only one of its kind) and a label column (`label`,
             `labels`, `fine_label`, or the only ClassLabel): class labels, whole numbers from 0, or strings.
         split: `train` (or `training`), `test` (or `val`, `valid`, `validation`), or `all` for data that is not
-            divided. A split of exactly that name is preferred to one that goes by another of its names. Data without
-            the asked split is refused, never replaced by another split.
+            divided; or another split that the set has, such as SVHN's `extra`. A split of exactly that name is
+            preferred to one that goes by another of its names. Data without the asked split is refused, never
+            replaced by another split.
         classes: Class names in the order of their labels. When None they are those of the training split, for every
-            split: sorted folder names or strings, the names of a ClassLabel, or the numbers up to the largest label.
+            split: sorted folder names or strings, the names of a ClassLabel, or the numbers up to the largest label;
+            for a set known by name they are always the same.
+        root: For a set known by name, where its files are: see its entry's `layouts`, or parquet files or a folder of
+            `save_to_disk` as on the Hub. When None it is fetched from the Hub and kept in the cache of `datasets`.
 
     Returns:
         The images with labels that follow `classes`. A class may be without images in a test split.
 
     Raises:
-        UserError: Nothing is there, the split is missing or empty, the columns are missing, a class of the split is
-            unknown to the training split, or a label is missing or out of range.
-        MissingExtra: The data is a table and `datasets` is not installed.
+        UserError: Nothing is there, it cannot be fetched, it is damaged or not the whole set of that name, the split
+            is missing or empty, the columns are missing, a class of the split is unknown to the training split, or a
+            label is missing or out of range.
+        MissingExtra: What reads the data, such as `datasets` for tables, is not installed.
     """
     name = os.fspath(name_or_path)
     if classes is not None:
         classes = _checked_classes(classes)
-    found = _open(name, split, classes)
+    entry = DATASETS.get(name)
+    if entry is not None:
+        found = _reordered(_open_named(name, entry, split, root), classes)
+    elif root is not None:
+        raise UserError(f"root goes with the name of a set ({', '.join(DATASETS)}), not with {name!r}; leave it out")
+    else:
+        found = _open_path(name, split, classes, hub_allowed=isinstance(name_or_path, str))
     return ImageData(name, split, found.classes, found.labels, dict(found.left_out), found.samples)
 
 
-def _open(name: str, split: str, classes: tuple[str, ...] | None) -> Found:
-    entry = DATASETS.get(name)
-    if entry is not None:
-        tables = {known: ParquetTable((file,)) for known, file in entry.files.items()}
-        return choose_table(tables, Path(name), split, classes, f"a split {split}")
+def _open_named(name: str, entry: DatasetEntry, split: str, root: str | os.PathLike[str] | None) -> Found:
+    """One split of a set known by name, with the classes that the set is defined to have."""
+    asked = find_split(split, {known: known for known in entry.sizes}, name)
+    if asked is None:
+        raise UserError(f"{name} has no split {split}, it has {', '.join(entry.sizes)}; ask for one of these")
+    if entry.files:
+        if root is not None:
+            raise UserError(f"{name} is shipped with this package; leave root out")
+        return choose_table({asked: ParquetTable((entry.files[asked],))}, name, asked, None, f"a split {asked}")
+    if root is None:
+        instead = f"give the path of a local copy (root=...), which holds {entry.layouts}"
+        return _as_defined(open_hub(entry.hub, asked, None, instead), name, entry, str(entry.hub))
+    path = Path(root).expanduser()
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path}; root must be one that holds {entry.layouts}")
+    found = open_tables(path, entry.hub.splits.get(asked, asked), None) or entry.open_local(path, asked)
+    found = _as_defined(found, name, entry, str(path))
+    if len(found.labels) != entry.sizes[asked]:
+        raise UserError(
+            f"{path} has {len(found.labels):,} images of the {asked} split of {name}, expected "
+            f"{entry.sizes[asked]:,}; copy it again, or give a part of it by its own path instead of the name"
+        )
+    return found
+
+
+def _as_defined(found: Found, name: str, entry: DatasetEntry, where: str) -> Found:
+    """With the class names of the set, if it has as many classes as it should, in the right order."""
+    if len(found.classes) != entry.num_classes:
+        raise UserError(f"{where} has {len(found.classes)} classes, {name} has {entry.num_classes}; is it that set?")
+    if entry.names is None:
+        return replace(found, classes=readable(found.classes))
+    order = {_plain(known): label for label, known in enumerate(entry.names)}
+    for label, written in enumerate(found.classes):
+        if order.get(_plain(written), label) != label:
+            raise UserError(f"{where} has {written!r} as label {label}, not as {name} has it; is it that set?")
+    return replace(found, classes=entry.names)
+
+
+def _plain(name: str) -> str:
+    """A class name without what spellings of it differ in."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _reordered(found: Found, classes: tuple[str, ...] | None) -> Found:
+    """With labels in the order of the given class names."""
+    if classes is None or classes == found.classes:
+        return found
+    order = {name: label for label, name in enumerate(classes)}
+    labels = torch.tensor([order.get(name, -1) for name in found.classes])[found.labels]
+    unknown = (labels < 0).nonzero()
+    if len(unknown):
+        index = int(unknown[0])
+        raise UserError(
+            f"{found.samples.source(index)} is of class {found.classes[found.labels[index]]!r}, which is none of the "
+            f"{len(classes)} in classes=...; add it there"
+        )
+    return replace(found, classes=classes, labels=labels)
+
+
+def _open_path(name: str, split: str, classes: tuple[str, ...] | None, *, hub_allowed: bool) -> Found:
     path = Path(name).expanduser()
     if path.is_file() and path.suffix.lower() != ".parquet":
         raise UserError(f"cannot load {name}: it is a file of another kind; expected {_SUPPORTED}")
     if path.is_file():
         return open_parquet(path, split, classes)
     if not path.is_dir():
-        raise UserError(_not_there(name))
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return open_saved(path, split, classes)
-    return (open_parquet if parquet_files(path) else open_folder)(path, split, classes)
+        hub = parse_hub_id(name) if hub_allowed else None
+        if hub is None:
+            raise UserError(_not_there(name))
+        return open_hub(hub, split, classes, f"if {name} was meant as a path, there is none; give one to {_SUPPORTED}")
+    if is_tiny_imagenet(path):
+        asked = find_split(split, {known: known for known in ("train", "test")}, name)
+        if asked is None:
+            raise UserError(f"{name} is divided into train and val; ask for one of them instead of {split!r}")
+        return _reordered(open_tiny_imagenet(path, asked), classes)
+    return open_tables(path, split, classes) or open_folder(path, split, classes)
 
 
 def _not_there(name: str) -> str:
     near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.5)
     names = f"did you mean {' or '.join(near)}" if near else f"expected one of the names {', '.join(DATASETS)}"
-    hub = ""
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        hub = " (data sets of the hub, owner/name, are not fetched: download it first)"
-    return f"there is no data set, folder or parquet file {name!r}{hub}; {names}, or a path to {_SUPPORTED}"
+    return (
+        f"there is no data set, folder or parquet file {name!r}; {names}, owner/name of a data set of the Hub, or a "
+        f"path to {_SUPPORTED}"
+    )
 
 
 def _checked_classes(classes: Sequence[str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ import os
 import struct
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from PIL import Image, ImageOps
@@ -39,7 +40,7 @@ __all__ = ["BACKGROUND", "ImageSource", "read_image", "to_rgb8"]
 BACKGROUND = (255, 255, 255)
 """Colour that shows through where an image is transparent."""
 
-ImageSource = str | os.PathLike[str] | bytes | Mapping[str, object]
+ImageSource = str | os.PathLike[str] | bytes | Mapping[str, object] | Image.Image
 
 _PLAIN_MODES = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 _ALPHA_MODES = ("LA", "PA", "RGBA", "La", "RGBa")
@@ -93,7 +94,7 @@ def read_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
 
     Args:
         source: Path of a file, the bytes of a file, or a mapping with `bytes` and `path` as the Image column of a
-            `datasets` table gives it: `bytes` is used where it is not None, else `path` is opened.
+            `datasets` table gives it: `bytes` is used where it is not None, else `path` is opened. Or an opened image.
         name: What an error calls the image; the path, or the number of bytes, when None.
 
     Returns:
@@ -110,7 +111,7 @@ def read_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
             # Pillow warns of a large image (between its limit and twice that), of odd EXIF and of TIFF tags that it
             # skips. The image is either read whole or refused below, so that none of these asks for action.
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(content) as image:
+            with nullcontext(content) if isinstance(content, Image.Image) else Image.open(content) as image:
                 return to_rgb8(image)
     except FileNotFoundError as err:
         raise UserError(f"cannot read image {name}: there is no such file; check the path") from err
@@ -126,8 +127,12 @@ def read_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
         ) from err
 
 
-def _content_and_name(source: ImageSource, name: str | None) -> tuple[str | os.PathLike[str] | io.BytesIO, str]:
-    """What `Image.open` is to open, and what to call it."""
+def _content_and_name(
+    source: ImageSource, name: str | None
+) -> tuple[str | os.PathLike[str] | io.BytesIO | Image.Image, str]:
+    """What `Image.open` is to open, unless it is an image already, and what to call it."""
+    if isinstance(source, Image.Image):
+        return source, name or "in memory"
     if isinstance(source, Mapping):
         path = source.get("path")
         source = source.get("bytes") if source.get("bytes") is not None else path
