@@ -382,6 +382,7 @@ def test_threads_are_shared_by_local_processes(monkeypatch):
         (["demo", "--epochs", "0"], 2, "epochs must be at least 1, got 0"),
         (["demo", "--epoch", "3"], 2, "--epochs"),
         (["demo", "--data.name", "/not/there"], 1, "error: there is no data set, folder or parquet file '/not/there'"),
+        (["demo", "--data.name", "cifar10", "--data.root", "/not/there"], 1, "error: there is no folder /not/there"),
         (["demo", "--model", "locatvit_tinny"], 1, "error: there is no model 'locatvit_tinny'"),
         (["demo", "--img-size", "33"], 1, "multiple of the 4x4 patch, got 33x33"),
         (["demo", "--model-kwargs", '{"gaugg": true}'], 1, "unexpected keyword argument 'gaugg'"),

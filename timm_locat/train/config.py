@@ -15,7 +15,9 @@ class DataConfig:
     """What the model sees."""
 
     name: str = "fashion_mnist_mini"
-    """A data set by name, or the path of an image folder, of parquet files or of a `save_to_disk` folder."""
+    """A data set by name, the path of an image folder, of parquet files or of a `save_to_disk` folder, or a Hub id."""
+    root: str | None = None
+    """For a data set by name, the path of its files; fetched from the Hub when not given."""
     protocol: str = "flip"
     """Augmentation of the training images, by name (see timm_locat.data.PROTOCOLS)."""
     cutmix: float | None = None

@@ -98,8 +98,8 @@ class Trainer:
     def _open(self) -> None:
         """Open the data, build what it trains, and plan who sees what."""
         config = self.config
-        train_set = load(config.data.name, "train")
-        test_set = load(config.data.name, "test", classes=train_set.classes)
+        train_set = load(config.data.name, "train", root=config.data.root)
+        test_set = load(config.data.name, "test", root=config.data.root, classes=train_set.classes)
         self.classes = train_set.classes
         # On a CPU, the fused kernel takes twice as long as plain attention in bfloat16.
         fused = not (self.device.type == "cpu" and self.accelerator.mixed_precision == "bf16")
