@@ -1,10 +1,13 @@
 """Fixtures that several test files use."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
 
 import timm_locat  # noqa: F401  registers the models
+from timm_locat.data import DATASETS
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +18,15 @@ def _restore_global_switches():
     yield
     timm.layers.set_fused_attn(bool(fused))
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A function that lets a data set known by name have as few images and classes as a fixture of it has."""
+
+    def let(name, num_classes=None, **sizes):
+        entry = DATASETS[name]
+        entry = replace(entry, sizes={**entry.sizes, **sizes}, num_classes=num_classes or entry.num_classes)
+        monkeypatch.setitem(DATASETS, name, entry)
+
+    return let
