@@ -36,7 +36,7 @@ def demo_long() -> TrainConfig:
 
     accelerate launch -q -m timm_locat.train demo_long
     """
-    return replace(demo(), data=DataConfig(name="fashion_mnist_mini", protocol="flip"), epochs=22, warmup_epochs=1)
+    return replace(demo(), data=DataConfig(name="fashion_mnist_mini", protocol="flip"), epochs=20, warmup_epochs=1)
 
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {recipe.__name__: recipe for recipe in (demo, demo_long)}
