@@ -21,9 +21,9 @@ from timm_locat.train.__main__ import main
 from timm_locat.train.build import build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.engine import Interrupted, Trainer, train
+from timm_locat.train.launched import choose_threads
 from timm_locat.train.run_folder import choose_folder
 from timm_locat.train.samples import BatchPlan, evaluation_ids, seed_for
-from timm_locat.train.threads import choose_threads
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"depth": 1, "embed_dim": 16, "num_heads": 2}
@@ -225,6 +225,22 @@ def test_accumulation_changes_nothing_but_rounding(folder, tmp_path):
     a, b = (weights(run.folder) for run in runs)
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_moving_average_is_evaluated_exported_and_resumed(folder, tmp_path, monkeypatch, precision):
+    changes = {"ema_decay": 0.9, "mixed_precision": precision, "grad_checkpointing": True, "layer_decay": 0.7}
+    results = train(config(folder, tmp_path / "whole", **changes))
+    assert {"ema_accuracy", "ema_loss", "ema_top5"} < set(results)
+    averaged = timm.create_model(f"local-dir:{tmp_path / 'whole' / 'ema'}", pretrained=True).state_dict()
+    assert same(averaged, load_checkpoint(tmp_path / "whole")["ema"])
+    assert not same(averaged, weights(tmp_path / "whole"))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 5)
+        train(config(folder, tmp_path / "killed", **changes))
+    train(config(folder, tmp_path / "killed", **changes, resume="auto"))
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+    assert same(averaged, load_checkpoint(tmp_path / "killed")["ema"])
 
 
 def test_the_number_of_workers_changes_nothing(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""accelerate launch -q -m timm_locat.train RECIPE [--help]"""
+"""accelerate launch -q -m timm_locat.train RECIPE | evaluate MODEL DATA  [--help]"""
 
 import logging
 import sys
@@ -15,17 +15,24 @@ def main() -> None:
 
     from timm_locat.train.recipes import RECIPES
 
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("timm_locat").setLevel(logging.INFO)
+    if sys.argv[1:2] == ["evaluate"]:
+        from timm_locat.train.evaluate import EvaluateConfig, run
+
+        run(tyro.cli(EvaluateConfig, prog="python -m timm_locat.train evaluate", args=sys.argv[2:]))
+        return
+
     configs = {name: ((recipe.__doc__ or "").strip(), recipe()) for name, recipe in RECIPES.items()}
     config = tyro.extras.overridable_config_cli(
         configs,
         prog="accelerate launch -q -m timm_locat.train",
         description="Train a model. RECIPE is a complete run; every setting of it can be changed by a flag behind it "
-        "(RECIPE --help lists them). The run folder gets weights, metrics, curves and a record.",
+        "(RECIPE --help lists them). The run folder gets weights, metrics, curves and a record. "
+        "`evaluate MODEL DATA` measures a model instead.",
     )
     recipe = next(word for word in sys.argv[1:] if word.replace("-", "_") in RECIPES).replace("-", "_")
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("timm_locat").setLevel(logging.INFO)
     from timm_locat.train.engine import Interrupted, train
 
     try:

@@ -40,7 +40,14 @@ def build_model(config: TrainConfig, num_classes: int, *, fused: bool = True) ->
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """AdamW with timm's parameter groups: no weight decay on vectors and on what the model exempts."""
-    return create_optimizer_v2(model, "adamw", lr=config.peak_lr, weight_decay=config.weight_decay, betas=config.betas)
+    return create_optimizer_v2(
+        model,
+        "adamw",
+        lr=config.peak_lr,
+        weight_decay=config.weight_decay,
+        betas=config.betas,
+        layer_decay=config.layer_decay,
+    )
 
 
 def build_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:

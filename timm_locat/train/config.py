@@ -79,6 +79,13 @@ class TrainConfig:
     """Of AdamW: decay of the running mean of gradients and of their squares."""
     clip_grad: float | None = 1.0
     """Largest norm of the gradient of one update; None does not clip."""
+    layer_decay: float | None = None
+    """Factor on the learning rate from each block to the one below it, for fine-tuning; None: the same for all."""
+    ema_decay: float | None = None
+    """Keep a moving average of the weights with this decay per update (less at the start); it is evaluated beside the
+    model and exported into the folder `ema` of the run."""
+    grad_checkpointing: bool = False
+    """Recompute the blocks in the backward pass: less memory, about a third more time."""
     drop_path_rate: float = 0.0
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """Autocast type. `accelerate launch --mixed_precision bf16` or `fp16` takes precedence."""
@@ -106,5 +113,9 @@ class TrainConfig:
             raise ValueError(f"min_lr must be in (0, peak_lr={self.peak_lr}], got {self.min_lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        for name in ("layer_decay", "ema_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise ValueError(f"{name} must be in (0, 1), or None, got {value}")
         if self.clip_grad is not None and self.clip_grad <= 0:
             raise ValueError(f"clip_grad must be positive, or None for no clipping, got {self.clip_grad}")

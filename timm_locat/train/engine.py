@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list
 from timm.data import resolve_model_data_config
 from timm.models import get_model_input_config
+from timm.utils import ModelEmaV3
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -37,10 +38,10 @@ from timm_locat.train.build import build_model, build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.config import TrainConfig
 from timm_locat.train.curves import draw_curves
-from timm_locat.train.evaluate import evaluate
+from timm_locat.train.launched import check_processes, choose_threads
 from timm_locat.train.run_folder import check_same_run, choose_folder, describe, to_csv
 from timm_locat.train.samples import BatchPlan, Samples, batches, evaluation_ids, native_transform, seed_for
-from timm_locat.train.threads import choose_threads
+from timm_locat.train.scores import evaluate
 
 __all__ = ["Trainer", "train"]
 
@@ -85,6 +86,7 @@ class Trainer:
         self.is_main = self.accelerator.is_main_process
         self.device = self.accelerator.device
         self.processes, self.rank = self.accelerator.num_processes, self.accelerator.process_index
+        check_processes(self.processes)
         if self.device.type == "cpu":
             choose_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         self._open()
@@ -129,14 +131,16 @@ class Trainer:
         )
         self.mean = torch.tensor(facts["mean"], device=self.device).view(1, -1, 1, 1)
         self.std = torch.tensor(facts["std"], device=self.device).view(1, -1, 1, 1)
+        if config.grad_checkpointing:
+            model.set_grad_checkpointing(True)
         optimizer = build_optimizer(config, model)
         self.schedule = build_schedule(config, optimizer, self.plan.updates_per_epoch)
+        self.ema = None
+        if config.ema_decay is not None:
+            self.ema = ModelEmaV3(model.to(self.device), decay=config.ema_decay, use_warmup=True)
+        # Kept because accelerate's `unwrap_model`, asked for the model without autocast, takes autocast off for good.
+        self.bare_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
-
-    @property
-    def bare_model(self) -> torch.nn.Module:
-        """The model without what accelerate and autocast wrap around it."""
-        return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
 
     def _choose_folder(self) -> Path:
         """The run folder: as asked for, or a new one; the main process decides for all."""
@@ -157,6 +161,7 @@ class Trainer:
             "history": self.history,
             "sums": self.accelerator.reduce(self.sums, reduction="sum"),
             "model": self.accelerator.get_state_dict(self.model),
+            "ema": self.ema.module.state_dict() if self.ema is not None else None,
             "optimizer": self.optimizer.state_dict(),
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
@@ -174,6 +179,8 @@ class Trainer:
             return
         check_same_run(state["config"], plain_json(self.config), self.folder)
         self.bare_model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
@@ -201,7 +208,8 @@ class Trainer:
             last = self.epoch == config.epochs
             if last or self.epoch % config.eval_every == 0:
                 tested = self.evaluate()
-                row |= {"test_loss": tested["loss"], "test_accuracy": tested["accuracy"]}
+                row |= {f"test_{name}": tested[name] for name in ("loss", "accuracy")}
+                row["ema_accuracy"] = tested.get("ema_accuracy")
             self.history.append(row)
             self._log(describe(row, config.epochs))
             if self.is_main:
@@ -245,6 +253,7 @@ class Trainer:
             "train_accuracy": 100 * correct / images,
             "test_loss": None,
             "test_accuracy": None,
+            "ema_accuracy": None,
             "images_per_second": (self.update - first) * config.global_batch_size / seconds,
             "seconds": seconds,
         }
@@ -275,6 +284,8 @@ class Trainer:
             self.accelerator.clip_grad_norm_(self.model.parameters(), config.clip_grad)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update(self.bare_model, step=self.epoch * self.plan.updates_per_epoch + self.update)
 
     def _augment(self, images: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """8-bit images, labels and targets of a batch on the device, as the protocol has them."""
@@ -325,13 +336,20 @@ class Trainer:
         return (images.to(self.device, non_blocking=True).float() / 255 - self.mean) / self.std
 
     def evaluate(self) -> dict[str, float]:
-        """Loss and accuracy on the test split, every image once."""
+        """Loss and accuracy on the test split, every image once; those of the moving average under `ema_...`."""
         self.model.eval()
+        # Without the DDP wrapper: processes may have different numbers of batches here.
+        results = self._test(self.accelerator.unwrap_model(self.model))
+        if self.ema is not None:
+            averaged = self._test(self.ema.module)
+            results |= {f"ema_{name}": averaged[name] for name in ("loss", "accuracy", "top5")}
+        return results
+
+    def _test(self, forward: Callable[[Tensor], Tensor]) -> dict[str, float]:
         ids = evaluation_ids(len(self.test_samples), 4 * self.plan.micro_batch_size, self.rank, self.processes)
         source = batches(self.test_samples, ids, workers=self.config.data.workers)
-        # Without the DDP wrapper: processes may have different numbers of batches here.
-        forward = self.accelerator.unwrap_model(self.model)
-        return evaluate(forward, source, self.prepare, self.accelerator)
+        with self.accelerator.autocast():
+            return evaluate(forward, source, self.prepare, self.accelerator)
 
     def _finish(self, tested: dict[str, float], seconds: float) -> dict[str, Any]:
         """Export, plot and record a run whose final weights were `tested`."""
@@ -353,8 +371,12 @@ class Trainer:
             "threads_per_process": torch.get_num_threads(),
             "mixed_precision": self.accelerator.mixed_precision,
         }
+        if self.ema is not None:
+            results |= {name: value for name, value in tested.items() if name.startswith("ema_")}
         if self.is_main:
             export(self.bare_model, self.folder, label_names=self.classes)
+            if self.ema is not None:
+                export(self.ema.module, self.folder / "ema", label_names=self.classes)
             title = f"{self.config.model}, {self.config.data.name}, protocol {self.config.data.protocol}"
             draw_curves(self.history, self.folder / "curves.png", title)
             write_record(

@@ -1,47 +1,152 @@
-"""Accuracy and loss of a classifier, every sample counted once whatever the number of processes."""
+"""`python -m timm_locat.train evaluate MODEL DATA`: accuracy of any timm model on any labelled images."""
 
-from collections.abc import Callable, Iterable
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import tyro
 from accelerate import Accelerator
-from torch import Tensor
-from torch.nn import functional as F
+from timm.data import resolve_model_data_config
+from timm.models import get_model_input_config
+from torch import nn
 
-__all__ = ["evaluate"]
+from timm_locat.data import ImageData, load
+from timm_locat.errors import UserError
+from timm_locat.models import create_model, parse_kwargs
+from timm_locat.record import write_record
+from timm_locat.train.launched import check_processes, choose_threads
+from timm_locat.train.samples import Samples, batches, evaluation_ids
+from timm_locat.train.scores import predict
+
+__all__ = ["EvaluateConfig", "run"]
+
+_logger = logging.getLogger(__name__)
 
 
-@torch.inference_mode()
-def evaluate(
-    forward: Callable[[Tensor], Tensor],
-    batches: Iterable[tuple[Tensor, Tensor]],
-    prepare: Callable[[Tensor], Tensor],
-    accelerator: Accelerator,
-) -> dict[str, float]:
-    """Sum over the batches of this process, then over the processes.
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Top-1 and top-5 accuracy, confusion matrix and per-class table of a model, as a record."""
 
-    Args:
-        forward: From normalised images to (B, classes) logits; the model must be in eval mode.
-        batches: uint8 (B, 3, H, W) and int64 (B,), this process's share.
-        prepare: Moves such images to the device and normalises them.
-        accelerator: Adds up over processes.
+    model: tyro.conf.Positional[str]
+    """Any timm model name (its pretrained weights are loaded), `local-dir:RUN_FOLDER` or `hf-hub:OWNER/NAME`."""
+    data: tyro.conf.Positional[str]
+    """A data set by name, a path, or a Hub id; see docs/training.md."""
+    root: str | None = None
+    """For a data set by name, the path of its files."""
+    split: str = "test"
+    model_kwargs: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
+    """Further arguments of the model as a JSON object."""
+    img_size: int | None = None
+    """Height and width in pixels; None takes the model's own."""
+    batch_size: int = 64
+    workers: int = 0
+    out: Path | None = None
+    """File of the record; nothing is written when not given."""
 
-    Returns:
-        `loss` (mean cross-entropy, no smoothing), `accuracy` and `top5` in percent, `samples`.
-        `top5` is over min(5, classes).
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.workers < 0:
+            raise ValueError(
+                f"batch_size must be 1 or more and workers 0 or more, got {self.batch_size}, {self.workers}"
+            )
+        parse_kwargs(self.model_kwargs, "--model-kwargs")
+
+
+def label_names(model: nn.Module) -> tuple[str, ...] | None:
+    """Class names that were exported with the weights, if any."""
+    names = model.pretrained_cfg.get("label_names")
+    return tuple(names) if names else None
+
+
+def open_data(config: EvaluateConfig, model: nn.Module) -> ImageData:
+    """The images, with labels in the order of the model's logits.
+
+    Raises:
+        UserError: The data has another number of classes than the model.
     """
-    sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
-    for images, labels in batches:
-        labels = labels.to(accelerator.device, non_blocking=True)
-        logits = forward(prepare(images)).float()
-        top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels.unsqueeze(1)
-        sums[0] += F.cross_entropy(logits, labels, reduction="sum")
-        sums[1] += top[:, 0].sum()
-        sums[2] += top.sum()
-        sums[3] += len(labels)
-    loss, correct, correct5, samples = accelerator.reduce(sums, reduction="sum").tolist()
+    data = load(config.data, config.split, classes=label_names(model), root=config.root)
+    if len(data.classes) != model.num_classes:
+        raise UserError(
+            f"{config.model} has {model.num_classes} classes and {config.data} has {len(data.classes)}; "
+            "give the data that it was trained for"
+        )
+    return data
+
+
+def run(config: EvaluateConfig) -> dict[str, Any]:
+    """Evaluate, print a table, and write the record; every image counts once whatever the number of processes."""
+    accelerator = Accelerator()
+    check_processes(accelerator.num_processes)
+    if accelerator.device.type == "cpu":
+        choose_threads(1 if accelerator.num_processes == 1 else accelerator.num_processes)
+    size = None if config.img_size is None else (config.img_size, config.img_size)
+    kwargs = parse_kwargs(config.model_kwargs, "--model-kwargs")
+    model = create_model(config.model, pretrained=True, img_size=size, **kwargs).eval().to(accelerator.device)
+    data = open_data(config, model)
+    facts = resolve_model_data_config(model)
+    samples = Samples(
+        data,
+        tuple(get_model_input_config(model)["input_size"][1:]),
+        crop_pct=facts["crop_pct"],
+        interpolation=facts["interpolation"],
+        in_memory=False,
+    )
+    mean, std = (torch.tensor(facts[k], device=accelerator.device).view(1, -1, 1, 1) for k in ("mean", "std"))
+    ids = evaluation_ids(len(data), config.batch_size, accelerator.process_index, accelerator.num_processes)
+    logits, labels = predict(
+        model,
+        batches(samples, ids, workers=config.workers),
+        lambda x: (x.to(accelerator.device).float() / 255 - mean) / std,
+    )
+    results = accelerator.reduce(counts(logits, labels, model.num_classes), reduction="sum")
+    results = summarise(results, data.classes)
+    if accelerator.is_main_process:
+        _logger.info(describe(results))
+        if config.out is not None:
+            write_record(config.out, protocol="evaluate/v1", results=results, config=config, seed=None)
+            _logger.info(f"record: {config.out}")
+    accelerator.end_training()
+    return results
+
+
+def counts(logits: torch.Tensor, labels: torch.Tensor, num_classes: int) -> dict[str, torch.Tensor]:
+    """Sums that add up over processes: confusion (K, K) with rows of true classes, and labels among the top 5."""
+    pairs = labels * num_classes + logits.argmax(1)
+    confusion = torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
+    top5 = (logits.topk(min(5, num_classes), 1).indices == labels[:, None]).sum()
+    return {"confusion": confusion, "top5": top5}
+
+
+def summarise(sums: dict[str, torch.Tensor], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Percentages from the counts; recall is the accuracy on a class, None where it has no images."""
+    confusion = sums["confusion"].cpu()
+    correct, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    total = int(true.sum())
+    rows = [
+        {
+            "class": name,
+            "images": int(true[k]),
+            "recall": 100 * int(correct[k]) / int(true[k]) if true[k] else None,
+            "precision": 100 * int(correct[k]) / int(predicted[k]) if predicted[k] else None,
+        }
+        for k, name in enumerate(classes)
+    ]
     return {
-        "loss": loss / samples,
-        "accuracy": 100 * correct / samples,
-        "top5": 100 * correct5 / samples,
-        "samples": int(samples),
+        "accuracy": 100 * int(correct.sum()) / total,
+        "top5": 100 * int(sums["top5"]) / total,
+        "samples": total,
+        "per_class": rows,
+        "confusion": confusion.tolist(),
     }
+
+
+def describe(results: dict[str, Any]) -> str:
+    """The table as a person reads it."""
+    width = max(len(row["class"]) for row in results["per_class"])
+    lines = [f"{'class':<{width}}  {'images':>7}  {'recall':>7}  {'precision':>9}"]
+    for row in results["per_class"]:
+        recall, precision = (f"{row[k]:.1f} %" if row[k] is not None else "-" for k in ("recall", "precision"))
+        lines.append(f"{row['class']:<{width}}  {row['images']:>7}  {recall:>7}  {precision:>9}")
+    lines.append(f"top-1 {results['accuracy']:.2f} %, top-5 {results['top5']:.2f} % of {results['samples']:,} images")
+    return "\n".join(lines)

@@ -10,7 +10,19 @@ from timm_locat.train.config import TrainConfig
 
 __all__ = ["check_same_run", "choose_folder", "describe", "to_csv"]
 
-COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "seconds")
+COLUMNS = (
+    "epoch",
+    "lr",
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+    "ema_accuracy",
+    "images_per_second",
+    "seconds",
+)
+"""Of `metrics.csv`."""
+
 FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch")
 """Fields that a resumed run may have otherwise than the run that it continues."""
 
@@ -53,6 +65,8 @@ def describe(row: dict[str, Any], epochs: int) -> str:
     test = (
         "" if row["test_accuracy"] is None else f", test loss {row['test_loss']:.4f} acc {row['test_accuracy']:.2f} %"
     )
+    if row["ema_accuracy"] is not None:
+        test += f" (average {row['ema_accuracy']:.2f} %)"
     return (
         f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f} acc {row['train_accuracy']:.2f} %{test}; "
         f"lr {row['lr']:.2e}, {row['images_per_second']:.0f} images/s, {row['seconds']:.0f} s"
