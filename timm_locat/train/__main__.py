@@ -13,7 +13,7 @@ def main() -> None:
     tyro = require("tyro", "train", "training")
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from timm_locat.train.recipes import RECIPES
+    from timm_locat.train.recipes import RECIPES, describe
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("timm_locat").setLevel(logging.INFO)
@@ -23,7 +23,7 @@ def main() -> None:
         run(tyro.cli(EvaluateConfig, prog="python -m timm_locat.train evaluate", args=sys.argv[2:]))
         return
 
-    configs = {name: ((recipe.__doc__ or "").strip(), recipe()) for name, recipe in RECIPES.items()}
+    configs = {name: (describe(name), recipe()) for name, recipe in RECIPES.items()}
     config = tyro.extras.overridable_config_cli(
         configs,
         prog="accelerate launch -q -m timm_locat.train",
