@@ -51,7 +51,7 @@ def test_commands_name_things_that_exist(page):
     for code, _ in snippets(page, "bash"):
         for line in code.replace("&&", "\n").splitlines():
             words = shlex.split(line, comments=True)
-            for module, known in (("timm_locat.train", RECIPES), ("eval", SUBCOMMANDS)):
+            for module, known in (("timm_locat.train", {*RECIPES, "evaluate"}), ("eval", SUBCOMMANDS)):
                 if module in words:
                     name = words[words.index(module) + 1]
                     assert name in known or name in ("--help", "NAME", "SUBCOMMAND"), line

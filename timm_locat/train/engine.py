@@ -92,8 +92,9 @@ class Trainer:
         self._open()
         self.folder = self._choose_folder() if config.show_batch is None else Path()
         self.epoch, self.update = 0, 0
-        # Loss, correct and images of the epoch so far, over this process's share.
-        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        # Loss, correct and images of the epoch so far, over this process's share; gradient norms of its updates.
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.waited = 0.0  # seconds in which the epoch waited for data
         self.history: list[dict[str, Any]] = []
         self._resume()
 
@@ -226,6 +227,7 @@ class Trainer:
         ids = plan.epoch(self.epoch, self.rank, self.update)
         seeds = (config.seed, self.epoch)
         source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers)
+        self.waited = 0.0
         first, start = self.update, time.perf_counter()
         self.model.train()
         bar = tqdm(
@@ -245,7 +247,7 @@ class Trainer:
                     self._show(bar, (self.update - first) / (time.perf_counter() - start))
                 self._stop_if_asked()
         seconds = time.perf_counter() - start
-        loss, correct, images = self.accelerator.reduce(self.sums, reduction="sum").tolist()
+        loss, correct, images, norms = self.accelerator.reduce(self.sums, reduction="sum").tolist()
         row = {
             "epoch": self.epoch + 1,
             "lr": self.optimizer.param_groups[0]["lr"],
@@ -254,8 +256,10 @@ class Trainer:
             "test_loss": None,
             "test_accuracy": None,
             "ema_accuracy": None,
+            "grad_norm": norms / (plan.updates_per_epoch * self.processes),
             "images_per_second": (self.update - first) * config.global_batch_size / seconds,
             "seconds": seconds,
+            "data_seconds": self.waited,
         }
         self.sums.zero_()
         self.epoch, self.update = self.epoch + 1, 0
@@ -266,7 +270,9 @@ class Trainer:
         config = self.config
         self.schedule.step_update(self.epoch * self.plan.updates_per_epoch + self.update)
         for step in range(config.grad_accum_steps):
+            asked = time.perf_counter()
             images, labels = next(source)
+            self.waited += time.perf_counter() - asked
             seed = self.plan.draw_seed(self.epoch, self.update, step, self.rank)
             images, labels, targets = self._augment(images, labels, seed)
             torch.manual_seed(seed + 1)  # dropout and stochastic depth draw from the global generator
@@ -280,8 +286,9 @@ class Trainer:
                 self.sums[0] += loss
                 self.sums[1] += (logits.argmax(1) == labels).sum()
                 self.sums[2] += len(labels)
-        if config.clip_grad is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), config.clip_grad)
+        limit = math.inf if config.clip_grad is None else config.clip_grad
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        self.sums[3] += torch.where(norm.isfinite(), norm, 0.0)  # fp16's loss scaler skips the other updates
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.ema is not None:
@@ -306,7 +313,7 @@ class Trainer:
 
     def _show(self, bar: tqdm, updates_per_second: float) -> None:
         """Refresh the bar, and stop the run if the loss is not a number any more."""
-        loss, correct, images = self.sums.tolist()
+        loss, correct, images, _ = self.sums.tolist()
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss is not finite in epoch {self.epoch + 1}, at or before update {self.update}; "

@@ -18,10 +18,12 @@ COLUMNS = (
     "test_loss",
     "test_accuracy",
     "ema_accuracy",
+    "grad_norm",
     "images_per_second",
     "seconds",
+    "data_seconds",
 )
-"""Of `metrics.csv`."""
+"""Of `metrics.csv`. `grad_norm` is the mean over updates before clipping; `data_seconds` were waits for images."""
 
 FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch")
 """Fields that a resumed run may have otherwise than the run that it continues."""
@@ -69,7 +71,8 @@ def describe(row: dict[str, Any], epochs: int) -> str:
         test += f" (average {row['ema_accuracy']:.2f} %)"
     return (
         f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f} acc {row['train_accuracy']:.2f} %{test}; "
-        f"lr {row['lr']:.2e}, {row['images_per_second']:.0f} images/s, {row['seconds']:.0f} s"
+        f"lr {row['lr']:.2e}, grad norm {row['grad_norm']:.2f}, {row['images_per_second']:.0f} images/s, "
+        f"{row['seconds']:.0f} s ({100 * row['data_seconds'] / row['seconds']:.0f} % waiting for images)"
     )
 
 
