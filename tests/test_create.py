@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import warnings
 
 import pytest
 import timm
@@ -65,12 +64,6 @@ def test_a_name_that_timm_has_stays_timms():
     with pytest.warns(UserWarning, match="timm has a model named 'vit_tiny_patch16_224' by now"):
         register_model(vit_tiny_patch16_224)
     assert timm.models.model_entrypoint("vit_tiny_patch16_224") is before
-
-
-def test_importing_again_does_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        import timm_locat.models.locatvit  # noqa: F401
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_names():
