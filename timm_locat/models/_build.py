@@ -48,8 +48,8 @@ def build_vit(cls: type[VisionTransformer], variant: str, pretrained: bool, filt
     """Build a ViT-like model the way timm's own ViT entrypoints do.
 
     Raises:
-        UserError: A keyword that neither `cls` nor timm's builder knows, or an image size that the patch does not
-            divide. (The former is a `TypeError` too, as timm's users expect.)
+        UserError: An image size that the patch does not divide.
+        TypeError: A keyword that `cls` does not have; from Python itself, as for timm's own models.
     """
     out_indices = kwargs.pop("out_indices", 3)
     check_img_size(kwargs.get("img_size"), kwargs.get("patch_size", 16), pad=kwargs.get("dynamic_img_pad", False))
