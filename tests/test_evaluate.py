@@ -5,18 +5,22 @@ import json
 import pytest
 import timm
 import torch
+from accelerate import Accelerator
 from PIL import Image
 
 from timm_locat.errors import UserError
 from timm_locat.hub import export
 from timm_locat.record import read_record
-from timm_locat.train.evaluate import EvaluateConfig, counts, describe, run, summarise
+from timm_locat.train.evaluate import EvaluateConfig, describe, run, summarise
+from timm_locat.train.scores import evaluate
 
 
 def test_counts_equal_a_plain_loop():
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(50, 7, generator=generator), torch.randint(6, (50,), generator=generator)
-    results = summarise(counts(logits, labels, 7), tuple("abcdefg"))
+    source = [(logits[:30], labels[:30]), (logits[30:], labels[30:])]
+    results = summarise(evaluate(lambda x: x, source, lambda x: x, Accelerator(), 7), tuple("abcdefg"))
+    assert results["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
     confusion = [[0] * 7 for _ in range(7)]
     top5 = 0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):

@@ -387,8 +387,9 @@ def test_a_launched_run_uses_all_cores_unless_the_user_said_otherwise(folder, tm
 def test_threads_are_shared_by_local_processes(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    assert choose_threads(3) == 2
-    assert choose_threads(7) == 1
+    for local, threads in (("3", 2), ("7", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        assert choose_threads() == threads
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,10 @@ def plain_gaussian_attention(
     dropout_p: float,
     is_causal: bool,
 ) -> Tensor:
-    """The same without a fused kernel; the bias is added to the logits in place."""
+    """The same without a fused kernel; the bias is added to the logits in place.
+
+    `GaussianAttention.forward` has these steps once more: there softmax and dropout are visible to hooks and FX traces.
+    """
     attn = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     attn = add_gaussian(attn, rows, cols, num_prefix, keep)
     attn = maybe_add_mask(attn, resolve_self_attn_mask(q.shape[2], attn, attn_mask, is_causal))

@@ -23,7 +23,6 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list
 from timm.data import resolve_model_data_config
-from timm.models import get_model_input_config
 from timm.utils import ModelEmaV3
 from torch import Tensor
 from torch.nn import functional as F
@@ -40,7 +39,16 @@ from timm_locat.train.config import TrainConfig
 from timm_locat.train.curves import draw_curves
 from timm_locat.train.launched import check_processes, choose_threads
 from timm_locat.train.run_folder import check_same_run, choose_folder, describe, to_csv
-from timm_locat.train.samples import BatchPlan, Samples, batches, evaluation_ids, native_transform, seed_for
+from timm_locat.train.samples import (
+    BatchPlan,
+    Samples,
+    batches,
+    evaluation_ids,
+    input_size,
+    native_transform,
+    normaliser,
+    seed_for,
+)
 from timm_locat.train.scores import evaluate
 
 __all__ = ["Trainer", "train"]
@@ -88,7 +96,7 @@ class Trainer:
         self.processes, self.rank = self.accelerator.num_processes, self.accelerator.process_index
         check_processes(self.processes)
         if self.device.type == "cpu":
-            choose_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            choose_threads()
         self._open()
         self.folder = self._choose_folder() if config.show_batch is None else Path()
         self.epoch, self.update = 0, 0
@@ -110,10 +118,7 @@ class Trainer:
         model = build_model(config, len(self.classes), fused=fused)
         self.num_parameters = sum(p.numel() for p in model.parameters())
         facts = resolve_model_data_config(model)
-        # The facts are those of the published weights; the model at hand may have been built at another size.
-        channels, *size = get_model_input_config(model)["input_size"]
-        if channels != 3:
-            raise UserError(f"images have 3 channels, {config.model} was built for {channels}: leave out in_chans")
+        size = input_size(model, config.model)
         options = dict(
             crop_pct=facts["crop_pct"],
             interpolation=facts["interpolation"],
@@ -124,14 +129,13 @@ class Trainer:
         self.protocol = replace(
             config.data.augmentation(), pixel_mean=tuple(facts["mean"]), pixel_std=tuple(facts["std"])
         )
-        per_image = self.protocol.per_image(tuple(size), native_transform=native_transform(train_set))
-        self.train_samples = Samples(train_set, tuple(size), per_image=per_image, **options)
-        self.test_samples = Samples(test_set, tuple(size), **options)
+        per_image = self.protocol.per_image(size, native_transform=native_transform(train_set))
+        self.train_samples = Samples(train_set, size, per_image=per_image, **options)
+        self.test_samples = Samples(test_set, size, **options)
         self.plan = BatchPlan(
             len(train_set), config.global_batch_size, config.grad_accum_steps, self.processes, config.seed
         )
-        self.mean = torch.tensor(facts["mean"], device=self.device).view(1, -1, 1, 1)
-        self.std = torch.tensor(facts["std"], device=self.device).view(1, -1, 1, 1)
+        self.prepare = normaliser(facts, self.device)
         if config.grad_checkpointing:
             model.set_grad_checkpointing(True)
         optimizer = build_optimizer(config, model)
@@ -335,12 +339,8 @@ class Trainer:
             self.save()
             raise Interrupted(
                 f"stopped in epoch {self.epoch + 1} after update {self.update}, state saved; "
-                f"go on with: accelerate launch -q -m timm_locat.train {self.recipe} --out {self.folder} --resume auto"
+                f"go on with the same command and --out {self.folder} --resume auto"
             )
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """uint8 (B, 3, H, W) to normalised float32 on the device."""
-        return (images.to(self.device, non_blocking=True).float() / 255 - self.mean) / self.std
 
     def evaluate(self) -> dict[str, float]:
         """Loss and accuracy on the test split, every image once; those of the moving average under `ema_...`."""
@@ -356,7 +356,7 @@ class Trainer:
         ids = evaluation_ids(len(self.test_samples), 4 * self.plan.micro_batch_size, self.rank, self.processes)
         source = batches(self.test_samples, ids, workers=self.config.data.workers)
         with self.accelerator.autocast():
-            return evaluate(forward, source, self.prepare, self.accelerator)
+            return evaluate(forward, source, self.prepare, self.accelerator, len(self.classes))
 
     def _finish(self, tested: dict[str, float], seconds: float) -> dict[str, Any]:
         """Export, plot and record a run whose final weights were `tested`."""

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from accelerate import Accelerator
 from timm.data import resolve_model_data_config
-from timm.models import get_model_input_config
 from torch import nn
 
 from timm_locat.data import ImageData, load
@@ -17,8 +15,8 @@ from timm_locat.errors import UserError
 from timm_locat.models import create_model, parse_kwargs
 from timm_locat.record import write_record
 from timm_locat.train.launched import check_processes, choose_threads
-from timm_locat.train.samples import Samples, batches, evaluation_ids
-from timm_locat.train.scores import predict
+from timm_locat.train.samples import Samples, batches, evaluation_ids, input_size, normaliser
+from timm_locat.train.scores import evaluate
 
 __all__ = ["EvaluateConfig", "run"]
 
@@ -79,7 +77,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     accelerator = Accelerator()
     check_processes(accelerator.num_processes)
     if accelerator.device.type == "cpu":
-        choose_threads(1 if accelerator.num_processes == 1 else accelerator.num_processes)
+        choose_threads()
     size = None if config.img_size is None else (config.img_size, config.img_size)
     kwargs = parse_kwargs(config.model_kwargs, "--model-kwargs")
     model = create_model(config.model, pretrained=True, img_size=size, **kwargs).eval().to(accelerator.device)
@@ -87,20 +85,15 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     facts = resolve_model_data_config(model)
     samples = Samples(
         data,
-        tuple(get_model_input_config(model)["input_size"][1:]),
+        input_size(model, config.model),
         crop_pct=facts["crop_pct"],
         interpolation=facts["interpolation"],
         in_memory=False,
     )
-    mean, std = (torch.tensor(facts[k], device=accelerator.device).view(1, -1, 1, 1) for k in ("mean", "std"))
     ids = evaluation_ids(len(data), config.batch_size, accelerator.process_index, accelerator.num_processes)
-    logits, labels = predict(
-        model,
-        batches(samples, ids, workers=config.workers),
-        lambda x: (x.to(accelerator.device).float() / 255 - mean) / std,
-    )
-    results = accelerator.reduce(counts(logits, labels, model.num_classes), reduction="sum")
-    results = summarise(results, data.classes)
+    source = batches(samples, ids, workers=config.workers)
+    scores = evaluate(model, source, normaliser(facts, accelerator.device), accelerator, model.num_classes)
+    results = summarise(scores, data.classes)
     if accelerator.is_main_process:
         _logger.info(describe(results))
         if config.out is not None:
@@ -110,19 +103,10 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     return results
 
 
-def counts(logits: torch.Tensor, labels: torch.Tensor, num_classes: int) -> dict[str, torch.Tensor]:
-    """Sums that add up over processes: confusion (K, K) with rows of true classes, and labels among the top 5."""
-    pairs = labels * num_classes + logits.argmax(1)
-    confusion = torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
-    top5 = (logits.topk(min(5, num_classes), 1).indices == labels[:, None]).sum()
-    return {"confusion": confusion, "top5": top5}
-
-
-def summarise(sums: dict[str, torch.Tensor], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Percentages from the counts; recall is the accuracy on a class, None where it has no images."""
-    confusion = sums["confusion"].cpu()
+def summarise(scores: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Scores with a row for each class; recall is the accuracy on a class, None where it has no images."""
+    confusion = scores["confusion"]
     correct, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    total = int(true.sum())
     rows = [
         {
             "class": name,
@@ -132,13 +116,7 @@ def summarise(sums: dict[str, torch.Tensor], classes: tuple[str, ...]) -> dict[s
         }
         for k, name in enumerate(classes)
     ]
-    return {
-        "accuracy": 100 * int(correct.sum()) / total,
-        "top5": 100 * int(sums["top5"]) / total,
-        "samples": total,
-        "per_class": rows,
-        "confusion": confusion.tolist(),
-    }
+    return {**scores, "per_class": rows, "confusion": confusion.tolist()}
 
 
 def describe(results: dict[str, Any]) -> str:

@@ -62,9 +62,9 @@ def check_processes(running: int, words: Sequence[str] | None = None) -> None:
                 )
 
 
-def choose_threads(local_processes: int) -> int:
+def choose_threads() -> int:
     """Give this process its share of the cores, unless the user said otherwise; returns the number of threads."""
     if not user_chose_threads():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // local_processes))
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     return torch.get_num_threads()

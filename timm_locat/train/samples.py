@@ -3,12 +3,14 @@
 No sampler, loader or process holds state that a resumed run would have to restore.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from timm.models import get_model_input_config
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from timm_locat.data import DATASETS, ImageData, decode_all, eval_transform
@@ -16,7 +18,16 @@ from timm_locat.data.augment import LoaderTransform
 from timm_locat.data.transforms import EvalTransform
 from timm_locat.errors import UserError
 
-__all__ = ["BatchPlan", "Samples", "batches", "evaluation_ids", "native_transform", "seed_for"]
+__all__ = [
+    "BatchPlan",
+    "Samples",
+    "batches",
+    "evaluation_ids",
+    "input_size",
+    "native_transform",
+    "normaliser",
+    "seed_for",
+]
 
 IN_MEMORY_BYTES = 2 * 2**30
 """Sets whose decoded pixels take less than this are decoded once."""
@@ -85,6 +96,24 @@ def native_transform(data: ImageData) -> Callable[[Tensor], Tensor] | None:
     """What a known data set does to its pixels before anything else."""
     entry = DATASETS.get(data.name)
     return entry.native_transform if entry is not None else None
+
+
+def input_size(model: nn.Module, name: str) -> tuple[int, int]:
+    """Height and width that a model at hand was built for, which may differ from its published weights'.
+
+    Raises:
+        UserError: It was not built for three channels.
+    """
+    channels, *size = get_model_input_config(model)["input_size"]
+    if channels != 3:
+        raise UserError(f"images have 3 channels, {name} was built for {channels}: leave out in_chans")
+    return tuple(size)
+
+
+def normaliser(facts: Mapping[str, Any], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """From uint8 (B, 3, H, W) to float32 on the device, normalised by the `mean` and `std` in `facts`."""
+    mean, std = (torch.tensor(facts[name], device=device).view(1, -1, 1, 1) for name in ("mean", "std"))
+    return lambda images: (images.to(device, non_blocking=True).float() / 255 - mean) / std
 
 
 class Samples(Dataset):

@@ -1,25 +1,14 @@
 """Accuracy and loss of a classifier, every sample counted once whatever the number of processes."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["evaluate", "predict"]
-
-
-@torch.inference_mode()
-def predict(
-    forward: Callable[[Tensor], Tensor],
-    batches: Iterable[tuple[Tensor, Tensor]],
-    prepare: Callable[[Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Logits (N, K) float32 and labels (N,) of all batches, on the device of the logits."""
-    parts = [(forward(prepare(images)).float(), labels) for images, labels in batches]
-    logits = torch.cat([part for part, _ in parts])
-    return logits, torch.cat([labels for _, labels in parts]).to(logits.device)
+__all__ = ["evaluate"]
 
 
 @torch.inference_mode()
@@ -28,32 +17,37 @@ def evaluate(
     batches: Iterable[tuple[Tensor, Tensor]],
     prepare: Callable[[Tensor], Tensor],
     accelerator: Accelerator,
-) -> dict[str, float]:
-    """Sum over the batches of this process, then over the processes.
+    num_classes: int,
+) -> dict[str, Any]:
+    """Sum over the batches of this process, then over the processes; a process may have no batch.
 
     Args:
-        forward: From normalised images to (B, classes) logits; the model must be in eval mode.
+        forward: From normalised images to (B, K) logits; the model must be in eval mode.
         batches: uint8 (B, 3, H, W) and int64 (B,), this process's share.
         prepare: Moves such images to the device and normalises them.
         accelerator: Adds up over processes.
+        num_classes: K.
 
     Returns:
-        `loss` (mean cross-entropy, no smoothing), `accuracy` and `top5` in percent, `samples`.
-        `top5` is over min(5, classes).
+        `loss` (mean cross-entropy, no smoothing), `accuracy` and `top5` in percent, `samples`, and `confusion`, int64
+        (K, K) on the CPU with a row for each true class. `top5` is over min(5, K).
     """
-    sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
+    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=accelerator.device)
     for images, labels in batches:
         labels = labels.to(accelerator.device, non_blocking=True)
         logits = forward(prepare(images)).float()
-        top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels.unsqueeze(1)
+        top = logits.topk(min(5, num_classes), dim=1).indices
         sums[0] += F.cross_entropy(logits, labels, reduction="sum")
-        sums[1] += top[:, 0].sum()
-        sums[2] += top.sum()
-        sums[3] += len(labels)
-    loss, correct, correct5, samples = accelerator.reduce(sums, reduction="sum").tolist()
+        sums[1] += (top == labels.unsqueeze(1)).sum()
+        confusion.index_put_((labels, top[:, 0]), torch.ones_like(labels), accumulate=True)
+    loss, correct5 = accelerator.reduce(sums, reduction="sum").tolist()
+    confusion = accelerator.reduce(confusion, reduction="sum").cpu()
+    samples = int(confusion.sum())
     return {
         "loss": loss / samples,
-        "accuracy": 100 * correct / samples,
+        "accuracy": 100 * int(confusion.trace()) / samples,
         "top5": 100 * correct5 / samples,
-        "samples": int(samples),
+        "samples": samples,
+        "confusion": confusion,
     }
