@@ -18,6 +18,7 @@ from timm_locat.errors import UserError, run_cli
 from timm_locat.record import read_record
 from timm_locat.train import RECIPES, DataConfig, TrainConfig
 from timm_locat.train.__main__ import main
+from timm_locat.train.bare import BareLoop
 from timm_locat.train.build import build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.engine import Interrupted, Trainer, train
@@ -430,3 +431,29 @@ def test_a_missing_extra_is_named(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("not installed: pip install 'timm-locat[train]'")
+
+
+# Speed beside a bare loop
+
+
+def test_comparing_with_a_bare_loop_changes_no_weight_and_is_recorded(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("timm_locat.train.bare.EVERY", 2)
+    train(config(folder, tmp_path / "plain", grad_accum_steps=2))
+    results = train(config(folder, tmp_path / "compared", grad_accum_steps=2, compare_bare=True))
+    assert same(weights(tmp_path / "plain"), weights(tmp_path / "compared"))
+    assert rows(tmp_path / "plain") == rows(tmp_path / "compared")
+    recorded = read_record(tmp_path / "compared" / "record.json")["results"]
+    assert recorded["bare_comparisons"] == results["bare_comparisons"] == 3  # one of the three updates of each epoch
+    assert recorded["share_of_bare"] > 0 and recorded["bare_images_per_second"] > 0
+    assert "share_of_bare" not in read_record(tmp_path / "plain" / "record.json")["results"]
+
+
+def test_a_bare_loop_makes_as_many_passes_as_an_update(monkeypatch):
+    monkeypatch.setattr("timm_locat.train.bare.EVERY", 1)
+    seen, model = [], torch.nn.Linear(4, 3)
+    bare = BareLoop(3, lambda images: (seen.append(len(images)), model(images))[1])
+    spent = bare.after(0, 0.5, torch.ones(6, 4))
+    assert seen == [6, 6, 6] and model.weight.grad.abs().sum() > 0
+    assert bare.results(18)["share_of_bare"] == pytest.approx(bare.seconds[0] / 0.5)
+    assert bare.results(18)["bare_images_per_second"] == pytest.approx(18 / bare.seconds[0])
+    assert spent >= bare.seconds[0]

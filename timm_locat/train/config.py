@@ -93,6 +93,8 @@ class TrainConfig:
     """Epochs between evaluations on the test split; the last epoch is always evaluated."""
     checkpoint_every: int = 1
     """Epochs between checkpoints."""
+    compare_bare: bool = False
+    """Time forward and backward passes alone in between, and report the speed of the run as a share of theirs."""
     seed: int = 0
     show_batch: Path | None = None
     """Draw the first augmented batch, with labels and mixing weights, into this PNG, and leave without training."""

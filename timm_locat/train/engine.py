@@ -33,6 +33,7 @@ from timm_locat.data.show import show_batch
 from timm_locat.errors import UserError
 from timm_locat.hub import export
 from timm_locat.record import atomic_write, plain_json, write_record
+from timm_locat.train.bare import BareLoop, synchronize
 from timm_locat.train.build import build_model, build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.config import TrainConfig
@@ -146,6 +147,9 @@ class Trainer:
         # Kept because accelerate's `unwrap_model`, asked for the model without autocast, takes autocast off for good.
         self.bare_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.bare = None
+        if config.compare_bare:
+            self.bare = BareLoop(config.grad_accum_steps, self.model, lambda: self.accelerator.no_sync(self.model))
 
     def _choose_folder(self) -> Path:
         """The run folder: as asked for, or a new one; the main process decides for all."""
@@ -232,7 +236,7 @@ class Trainer:
         seeds = (config.seed, self.epoch)
         source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers)
         self.waited = 0.0
-        first, start = self.update, time.perf_counter()
+        first, start, aside = self.update, time.perf_counter(), 0.0
         self.model.train()
         bar = tqdm(
             total=plan.updates_per_epoch,
@@ -244,13 +248,18 @@ class Trainer:
         )
         with bar:
             while self.update < plan.updates_per_epoch:
-                self._train_update(source)
+                began = time.perf_counter()
+                images = self._train_update(source)
+                if self.bare is not None:
+                    synchronize(self.device)
+                    aside += self.bare.after(self.update, time.perf_counter() - began, images)
+                    self.optimizer.zero_grad()
                 self.update += 1
                 bar.update()
                 if self.update % 10 == 0 or self.update == plan.updates_per_epoch:
-                    self._show(bar, (self.update - first) / (time.perf_counter() - start))
+                    self._show(bar, (self.update - first) / (time.perf_counter() - start - aside))
                 self._stop_if_asked()
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start - aside
         loss, correct, images, norms = self.accelerator.reduce(self.sums, reduction="sum").tolist()
         row = {
             "epoch": self.epoch + 1,
@@ -269,8 +278,8 @@ class Trainer:
         self.epoch, self.update = self.epoch + 1, 0
         return row
 
-    def _train_update(self, source: Iterator[tuple[Tensor, Tensor]]) -> None:
-        """One optimizer step over `grad_accum_steps` micro-batches."""
+    def _train_update(self, source: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+        """One optimizer step over `grad_accum_steps` micro-batches; returns the normalised images of the last one."""
         config = self.config
         self.schedule.step_update(self.epoch * self.plan.updates_per_epoch + self.update)
         for step in range(config.grad_accum_steps):
@@ -282,7 +291,8 @@ class Trainer:
             torch.manual_seed(seed + 1)  # dropout and stochastic depth draw from the global generator
             last = step == config.grad_accum_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                logits = self.model(self.prepare(images)).float()
+                images = self.prepare(images)
+                logits = self.model(images).float()
                 loss = F.cross_entropy(logits, targets, reduction="sum")
                 # Gradients are averaged over processes; this makes them those of the mean over the global batch.
                 self.accelerator.backward(loss * (self.processes / config.global_batch_size))
@@ -297,6 +307,7 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.ema is not None:
             self.ema.update(self.bare_model, step=self.epoch * self.plan.updates_per_epoch + self.update)
+        return images
 
     def _augment(self, images: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """8-bit images, labels and targets of a batch on the device, as the protocol has them."""
@@ -380,6 +391,8 @@ class Trainer:
         }
         if self.ema is not None:
             results |= {name: value for name, value in tested.items() if name.startswith("ema_")}
+        if self.bare is not None:
+            results |= self.bare.results(self.config.global_batch_size // self.processes)
         if self.is_main:
             export(self.bare_model, self.folder, label_names=self.classes)
             if self.ema is not None:
@@ -393,6 +406,12 @@ class Trainer:
                 config=self.config,
                 seed=self.config.seed,
                 recipe=self.recipe,
+            )
+        if "share_of_bare" in results:
+            self._log(
+                f"{results['images_per_second']:.0f} images/s; forward and backward passes alone "
+                f"{self.processes * results['bare_images_per_second']:.0f} images/s; the run reaches "
+                f"{results['share_of_bare']:.3f} of them (median of {results['bare_comparisons']} comparisons)"
             )
         self._log(
             f"test accuracy {tested['accuracy']:.2f} % on {tested['samples']:,} images after {seconds:.0f} s\n"

@@ -25,7 +25,7 @@ COLUMNS = (
 )
 """Of `metrics.csv`. `grad_norm` is the mean over updates before clipping; `data_seconds` were waits for images."""
 
-FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch")
+FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch", "compare_bare")
 """Fields that a resumed run may have otherwise than the run that it continues."""
 
 
