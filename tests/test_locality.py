@@ -193,6 +193,13 @@ def test_a_model_that_cannot_be_read_is_refused_by_name(name, kind):
         record(timm.create_model(name), [])
 
 
+def test_attention_that_is_not_finite_is_refused():
+    model = build("plain")
+    model.blocks[1].attn.qkv.bias.data[0] = float("nan")
+    with pytest.raises(UserError, match=r"attention of blocks\.1\.attn is not finite"):
+        record(model, [images()])
+
+
 @pytest.mark.parametrize(("content", "sentence"), [("{", "not valid JSON"), ("[]", "expected a JSON object of loc")])
 def test_a_file_that_is_no_result_is_refused(tmp_path, content, sentence):
     (tmp_path / "a.json").write_text(content)

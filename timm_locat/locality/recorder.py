@@ -1,5 +1,6 @@
 """Measure the attention of a whole model over many images, keeping no map."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -120,6 +121,9 @@ class _Recorder:
         if self.images == 0:
             raise UserError("there were no images to measure attention on")
         means = [tally.means() for tally in self.tallies]
+        for layer, mean in zip(self.layers, means, strict=True):
+            if not all(value is None or math.isfinite(value) for heads in mean.values() for value in heads):
+                raise UserError(f"attention of {layer.name} is not finite; its weights or the images are not")
         return Locality(
             model=_name(self.model),
             conventions=self.conventions,

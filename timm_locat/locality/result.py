@@ -52,11 +52,15 @@ class Locality:
             found[f"min_{name}_layer"], found[f"min_{name}_head"] = layer, head
             for mass in ("self_mass", "prefix_mass", "neighbour_mass"):
                 found[f"min_{name}_{mass}"] = None if layer is None else self.values[mass][layer][head]
-            means = [m for m in map(_mean, self.values[name]) if m is not None]
+            means = [m for m in self.layer_means(name) if m is not None]
             found[f"min_{name}_over_layers"] = min(means, default=None)
         for name, table in self.values.items():
             found[f"mean_{name}"] = _mean([value for row in table for value in row])
         return found
+
+    def layer_means(self, measure: str) -> list[float | None]:
+        """Mean of a measure over the heads of each layer."""
+        return [_mean(heads) for heads in self.values[measure]]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it, summary included."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 from timm_locat.data.protocols import PROTOCOLS, Protocol
 from timm_locat.models import parse_kwargs
+from timm_locat.train.course import check_when
 
 __all__ = ["DataConfig", "TrainConfig"]
 
@@ -95,6 +96,9 @@ class TrainConfig:
     """Epochs between checkpoints."""
     compare_bare: bool = False
     """Time forward and backward passes alone in between, and report the speed of the run as a share of theirs."""
+    record_locality: str | None = None
+    """Measure the attention of the model on test images after these updates: `log` (0, 1, 2, 4, ... and the last),
+    `every:N`, or numbers such as `0,10,100`. Changes nothing about the run."""
     seed: int = 0
     show_batch: Path | None = None
     """Draw the first augmented batch, with labels and mixing weights, into this PNG, and leave without training."""
@@ -106,6 +110,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         parse_kwargs(self.model_kwargs, "--model-kwargs")
+        check_when(self.record_locality)
         for name in ("epochs", "global_batch_size", "grad_accum_steps", "eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -37,6 +37,7 @@ from timm_locat.train.bare import BareLoop, synchronize
 from timm_locat.train.build import build_model, build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.config import TrainConfig
+from timm_locat.train.course import Course
 from timm_locat.train.curves import draw_curves
 from timm_locat.train.launched import check_processes, choose_threads
 from timm_locat.train.run_folder import check_same_run, choose_folder, describe, to_csv
@@ -105,6 +106,15 @@ class Trainer:
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.waited = 0.0  # seconds in which the epoch waited for data
         self.history: list[dict[str, Any]] = []
+        self.course = Course(
+            config.record_locality,
+            config.epochs * self.plan.updates_per_epoch,
+            folder=self.folder,
+            model=self.bare_model,
+            samples=self.test_samples,
+            prepare=self.prepare,
+            is_main=self.is_main,
+        )
         self._resume()
 
     def _open(self) -> None:
@@ -212,6 +222,8 @@ class Trainer:
             f"precision {self.accelerator.mixed_precision}; run folder {self.folder}"
         )
         tested = None
+        if self.epoch == self.update == 0:
+            self.course.visit(0)
         while self.epoch < config.epochs:
             row = self._train_epoch()
             last = self.epoch == config.epochs
@@ -255,6 +267,8 @@ class Trainer:
                     aside += self.bare.after(self.update, time.perf_counter() - began, images)
                     self.optimizer.zero_grad()
                 self.update += 1
+                # Training did not take the time of a measurement.
+                start += self.course.visit(self.epoch * plan.updates_per_epoch + self.update)
                 bar.update()
                 if self.update % 10 == 0 or self.update == plan.updates_per_epoch:
                     self._show(bar, (self.update - first) / (time.perf_counter() - start - aside))
@@ -399,6 +413,7 @@ class Trainer:
                 export(self.ema.module, self.folder / "ema", label_names=self.classes)
             title = f"{self.config.model}, {self.config.data.name}, protocol {self.config.data.protocol}"
             draw_curves(self.history, self.folder / "curves.png", title)
+            results |= self.course.finish(title)
             write_record(
                 self.folder / "record.json",
                 protocol="train/v1",
