@@ -248,7 +248,7 @@ class Trainer:
         seeds = (config.seed, self.epoch)
         source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers)
         self.waited = 0.0
-        first, start, aside = self.update, time.perf_counter(), 0.0
+        first, start = self.update, time.perf_counter()
         self.model.train()
         bar = tqdm(
             total=plan.updates_per_epoch,
@@ -262,18 +262,18 @@ class Trainer:
             while self.update < plan.updates_per_epoch:
                 began = time.perf_counter()
                 images = self._train_update(source)
+                # `start` moves on by what comparisons and measurements take: training did not take it.
                 if self.bare is not None:
                     synchronize(self.device)
-                    aside += self.bare.after(self.update, time.perf_counter() - began, images)
+                    start += self.bare.after(self.update, time.perf_counter() - began, images)
                     self.optimizer.zero_grad()
                 self.update += 1
-                # Training did not take the time of a measurement.
                 start += self.course.visit(self.epoch * plan.updates_per_epoch + self.update)
                 bar.update()
                 if self.update % 10 == 0 or self.update == plan.updates_per_epoch:
-                    self._show(bar, (self.update - first) / (time.perf_counter() - start - aside))
+                    self._show(bar, (self.update - first) / (time.perf_counter() - start))
                 self._stop_if_asked()
-        seconds = time.perf_counter() - start - aside
+        seconds = time.perf_counter() - start
         loss, correct, images, norms = self.accelerator.reduce(self.sums, reduction="sum").tolist()
         row = {
             "epoch": self.epoch + 1,
