@@ -1,0 +1,171 @@
+"""The cells of a study: which runs it is made of. A cell is a complete `TrainConfig` with a name.
+
+Source: "Inducing Spatial Locality in Vision Transformers through the Training Protocol", arXiv:2605.16390, for the
+question and for the eight protocols. Seeds, dose, controls, pooling and sizes are ours.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from timm_locat.data import DATASETS, load
+from timm_locat.errors import UserError
+from timm_locat.train import TrainConfig
+from timm_locat.train.recipes import compact
+
+__all__ = ["STUDIES", "Cell", "Settings", "StudyName", "cells"]
+
+StudyName = Literal["protocol"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is changed in the common run."""
+
+    name: str
+    data: dict[str, Any] = field(default_factory=dict)
+    """Fields of `DataConfig`."""
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Build arguments of the model, on top of those of the common run."""
+    model: str | None = None
+    """Another model than the study's."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and the conditions that answer it, the most telling first: a study may be cut short."""
+
+    about: str
+    conditions: tuple[Condition, ...]
+
+
+def _protocols(*names: str) -> tuple[Condition, ...]:
+    return tuple(Condition(name, data={"protocol": name}) for name in names)
+
+
+STUDIES: dict[StudyName, Study] = {
+    "protocol": Study(
+        "All eight combinations of AutoAugment (aa), CutMix (cm) and label smoothing (ls), arXiv:2605.16390.",
+        _protocols("baseline", "modern", "cm", "aa", "ls", "aa+cm", "cm+ls", "aa+ls"),
+    ),
+}
+"""The studies by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the runs of a study have in common. A study folder holds one set of them."""
+
+    study: StudyName
+    data: str = "fashion_mnist_mini"
+    """A data set by name, an image folder, parquet files, a `save_to_disk` folder or a Hub id."""
+    root: str | None = None
+    """For a data set by name, the path of its files."""
+    models: tuple[str, ...] = ()
+    """timm names; the compact ViT that fits the data when none is given."""
+    seeds: int = 1
+    """Seeds of every condition: 0, 1, ..."""
+    more_seeds: str | None = None
+    """Another number of seeds for some conditions, such as `baseline,modern,cm=3`."""
+    image_passes: int | None = None
+    """Images that a run sees at least, rounded up to whole epochs; that of the recipe when not given."""
+    global_batch_size: int | None = None
+    """Images per update; that of the recipe when not given."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "bf16"
+
+    def __post_init__(self) -> None:
+        if self.study not in get_args(StudyName):
+            raise UserError(f"there is no study {self.study!r}; choose from {', '.join(STUDIES)}")
+        for name in ("seeds", "image_passes", "global_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}")
+        self.seeds_of("")
+
+    def seeds_of(self, condition: str) -> int:
+        """Number of seeds of a condition."""
+        if self.more_seeds is None:
+            return self.seeds
+        names, _, count = self.more_seeds.partition("=")
+        known = [c.name for c in STUDIES[self.study].conditions]
+        wrong = [name for name in names.split(",") if name not in known]
+        if wrong or not count.isdigit() or int(count) < self.seeds:
+            raise UserError(
+                f"more_seeds must be conditions out of {', '.join(known)} and a number of at least seeds={self.seeds}, "
+                f"such as {known[0]}=3, got {self.more_seeds!r}"
+            )
+        return int(count) if condition in names.split(",") else self.seeds
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    model: str
+    data: str
+    condition: str
+    seed: int
+    config: TrainConfig
+
+    @property
+    def name(self) -> str:
+        """Name of its run folder."""
+        data = self.data.rstrip("/").rpartition("/")[2]
+        return f"{self.model}__{data}__{self.condition}__seed{self.seed}"
+
+
+def cells(settings: Settings) -> list[Cell]:
+    """The cells in the order in which they are run: every condition once before any second seed.
+
+    Raises:
+        UserError: The data cannot be opened, or has too few images for one update.
+    """
+    conditions = STUDIES[settings.study].conditions
+    base = common_run(settings)
+    models = settings.models or (base.model,)
+    most = max(settings.seeds_of(c.name) for c in conditions)
+    return [
+        cell(settings, replace(base, model=model), condition, seed)
+        for seed in range(most)
+        for model in models
+        for condition in conditions
+        if seed < settings.seeds_of(condition.name)
+    ]
+
+
+def cell(settings: Settings, base: TrainConfig, condition: Condition, seed: int) -> Cell:
+    """The common run with the changes of one condition."""
+    kwargs = json.dumps({**json.loads(base.model_kwargs), **condition.model_kwargs})
+    config = replace(
+        base,
+        model=condition.model or base.model,
+        model_kwargs=kwargs,
+        data=replace(base.data, **condition.data),
+        seed=seed,
+    )
+    return Cell(config.model, settings.data, condition.name, seed, config)
+
+
+def common_run(settings: Settings) -> TrainConfig:
+    """The run that all conditions change: the compact recipe, its epochs fitted to `image_passes`."""
+    base = compact("vit", settings.data if settings.data in DATASETS else "cifar10", "baseline")
+    batch = settings.global_batch_size or base.global_batch_size
+    epochs, warmup = base.epochs, base.warmup_epochs
+    if settings.image_passes is not None:
+        images = len(load(settings.data, "train", root=settings.root))
+        per_epoch = images // batch * batch
+        if per_epoch == 0:
+            raise UserError(f"{settings.data} has {images} training images, fewer than global_batch_size={batch}")
+        epochs = math.ceil(settings.image_passes / per_epoch)
+        warmup = epochs * base.warmup_epochs / base.epochs
+    return replace(
+        base,
+        data=replace(base.data, name=settings.data, root=settings.root),
+        epochs=epochs,
+        warmup_epochs=warmup,
+        global_batch_size=batch,
+        mixed_precision=settings.mixed_precision,
+        eval_every=max(1, epochs // 10),
+        record_locality="log",
+    )
