@@ -5,16 +5,21 @@ import dataclasses
 import itertools
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from accelerate import Accelerator
 from PIL import Image
 
-from timm_locat.errors import UserError, run_cli
+from timm_locat.data import load
+from timm_locat.errors import MissingExtra, UserError, run_cli
 from timm_locat.record import read_record
 from timm_locat.train import RECIPES, DataConfig, TrainConfig
 from timm_locat.train.__main__ import main
@@ -24,7 +29,7 @@ from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.engine import Interrupted, Trainer, train
 from timm_locat.train.launched import choose_threads
 from timm_locat.train.run_folder import choose_folder
-from timm_locat.train.samples import BatchPlan, evaluation_ids, seed_for
+from timm_locat.train.samples import BatchPlan, Samples, evaluation_ids, seed_for
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"depth": 1, "embed_dim": 16, "num_heads": 2}
@@ -66,9 +71,9 @@ def weights(folder):
 
 
 def rows(folder):
-    """Metrics without the columns that are times."""
+    """Metrics without the columns that are times or memory."""
     with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)]
+        return [{k: v for k, v in row.items() if not re.search("second|memory", k)} for row in csv.DictReader(file)]
 
 
 def same(a, b):
@@ -201,7 +206,7 @@ def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch(folder, tmp_path, monke
 
     def stop_at_five(self, source):
         original(self, source)
-        self.stopping = self.epoch == 1 and self.update == 1
+        self.stop.made = self.epoch == 1 and self.update == 1
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match=r"epoch 2 after update 2.*--resume auto"):
         patch.setattr(Trainer, "_train_update", stop_at_five)
@@ -304,24 +309,150 @@ def test_runs_without_a_folder_get_new_ones(folder, tmp_path, monkeypatch):
     assert [str(f) for f in folders] == ["runs/demo", "runs/demo-2", "runs/demo-3"]
 
 
+def broken_copy(folder, tmp_path, *names):
+    """A copy of a data folder in which some files are cut short; the folder and these files."""
+    data = tmp_path / "data"
+    shutil.copytree(folder, data)
+    for name in names:
+        (data / name).write_bytes((data / name).read_bytes()[:60])
+    return data, [data / name for name in names]
+
+
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_image_is_named(folder, tmp_path, in_memory, workers):
-    data = tmp_path / "data"
-    for path in folder.rglob("*.png"):
-        target = data / path.relative_to(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
-    broken = data / "train" / "light" / "3.png"
-    broken.write_bytes(broken.read_bytes()[:60])
+    data, (broken,) = broken_copy(folder, tmp_path, "train/light/3.png")
     with pytest.raises(UserError) as caught:
         train(config(data, tmp_path / "run", data={"in_memory": in_memory, "workers": workers}))
     assert str(broken) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(folder, tmp_path):
-    with pytest.raises(UserError, match=r"the loss is not finite in epoch 1.*smaller peak_lr"):
+@pytest.mark.parametrize(("in_memory", "workers"), [(True, 0), (False, 0), (False, 1)])
+def test_broken_images_are_tolerated_up_to_a_number(folder, tmp_path, in_memory, workers, monkeypatch):
+    data, broken = broken_copy(folder, tmp_path, "train/light/3.png", "train/light/4.png")
+    options = {"data": {"in_memory": in_memory, "workers": workers}, "skip_broken": 2}
+    assert train(config(data, tmp_path / "whole", **options))["broken_images"] == 2
+    named = (tmp_path / "whole" / "broken.txt").read_text().splitlines()
+    assert len(named) == 2 and all(any(str(path) in line for line in named) for path in broken)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 4)
+        train(config(data, tmp_path / "killed", **options))
+    assert train(config(data, tmp_path / "killed", resume="auto", **options))["broken_images"] == 2
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    with pytest.raises(UserError, match=r"skip_broken=1 (tolerates|was asked for)"):
+        train(config(data, tmp_path / "one", **options | {"skip_broken": 1}))
+
+
+def test_the_next_readable_image_stands_in_with_its_own_label(folder, tmp_path):
+    data, broken = broken_copy(folder, tmp_path, "train/dark/9.png")  # the last of its class, by name
+    found = load(data, "train")
+    index = [found.source(i) for i in range(len(found))].index(str(broken[0]))
+    for in_memory in (True, False):
+        samples = Samples(found, (16, 16), crop_pct=1.0, interpolation="bilinear", skip_broken=1, in_memory=in_memory)
+        pixels, labels, _ = samples.__getitems__([(index, 0), (index + 1, 0)])
+        assert torch.equal(pixels[0], pixels[1]) and labels.tolist() == [1, 1] and found.labels[index] == 0
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(folder, tmp_path, monkeypatch):
+    original = Trainer._augment
+
+    def spoil(self, images, labels, seed):
+        images, labels, targets = original(self, images, labels, seed)
+        spoiled = self.epoch == 1 and self.update == 1
+        return images, labels, targets * float("nan") if spoiled else targets
+
+    train(config(folder, tmp_path / "whole"))
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"not finite in epoch 2, update 2.*peak_lr"):
+        patch.setattr(Trainer, "_augment", spoil)
+        train(config(folder, tmp_path / "run"))
+    told = json.loads((tmp_path / "run" / "not_finite.json").read_text())
+    data = load(folder, "train")
+    expected = BatchPlan(len(data), 8, 1, 1, seed=0).epoch(1, 0)[1]
+    assert told["processes"][0]["images"] == [data.source(i) for i in expected] and told["update"] == 2
+    state = load_checkpoint(tmp_path / "run")
+    assert state["epoch"] == 1 and state["update"] == 0  # the last good one is untouched
+    (tmp_path / "run" / "not_finite.pt").replace(tmp_path / "run" / "checkpoint.pt")
+    train(config(folder, tmp_path / "run", resume="auto"))  # the state that was saved is as good
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_learning_rate_that_is_far_too_large_is_noticed(folder, tmp_path):
+    with pytest.raises(UserError, match=r"not finite in epoch 1.*smaller peak_lr"):
         train(config(folder, tmp_path, peak_lr=1e30, min_lr=1e29, warmup_epochs=0, clip_grad=None))
+
+
+# Switches
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # inductor's own
+def test_a_compiled_run_learns_the_same_and_keeps_the_names_of_its_weights(folder, tmp_path):
+    plain = train(config(folder, tmp_path / "plain", epochs=2))
+    compiled = train(config(folder, tmp_path / "compiled", epochs=2, compile=True))
+    assert weights(tmp_path / "plain").keys() == weights(tmp_path / "compiled").keys()
+    assert compiled["train_loss"] == pytest.approx(plain["train_loss"], abs=1e-4)
+    timm.create_model(f"local-dir:{tmp_path / 'compiled'}", pretrained=True)
+
+
+def test_deterministic_algorithms_are_asked_for_and_put_back(folder, tmp_path, monkeypatch):
+    seen = []
+    original = Trainer._train_update
+
+    def look(self, source):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return original(self, source)
+
+    monkeypatch.setattr(Trainer, "_train_update", look)
+    train(config(folder, tmp_path, deterministic=True, epochs=2))
+    assert seen and all(seen) and not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own
+def test_tensorboard_gets_every_epoch_of_a_run_that_was_killed(folder, tmp_path, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 4)
+        train(config(folder, tmp_path, tracker="tensorboard"))
+    train(config(folder, tmp_path, tracker="tensorboard", resume="auto"))
+    values = {}
+    for file in sorted(tmp_path.rglob("events.out.tfevents*")):
+        events = accumulator.EventAccumulator(str(file))
+        events.Reload()
+        if "test_accuracy" in events.Tags()["scalars"]:
+            values |= {event.step: event.value for event in events.Scalars("test_accuracy")}
+    written = {3 * int(row["epoch"]): float(row["test_accuracy"]) for row in rows(tmp_path)}
+    assert values == pytest.approx(written) and len(written) == 3
+
+
+def test_a_tracker_that_is_not_installed_is_named(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtra, match=r"--tracker wandb needs `wandb`.*timm-locat\[trackers\]"):
+        train(config(folder, tmp_path, tracker="wandb"))
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_a_resumed_run_goes_on_under_the_same_id(folder, tmp_path, monkeypatch, tracker):
+    calls = []
+    monkeypatch.setitem(sys.modules, tracker, types.ModuleType(tracker))
+    monkeypatch.setattr("timm_locat.train.trackers.filter_trackers", lambda names, folder: names)
+    monkeypatch.setattr(
+        Accelerator, "init_trackers", lambda self, project, config, options: calls.append((config, options[tracker]))
+    )
+    monkeypatch.setattr(Accelerator, "log", lambda self, values, step: None)
+    train(config(folder, tmp_path, tracker=tracker))
+    train(config(folder, tmp_path, tracker=tracker, resume="auto"))
+    (first, options), (_, again) = calls
+    assert options == again and options["resume"] == "allow" and (tmp_path / "tracker_id").read_text().strip()
+    assert first["data.protocol"] == "modern" and first["peak_lr"] == 1e-3
+
+
+def test_a_run_saved_before_a_setting_existed_can_go_on(folder, tmp_path):
+    train(config(folder, tmp_path))
+    state = load_checkpoint(tmp_path)
+    del state["config"]["compile"], state["config"]["data"]["mix_prob"]
+    save_checkpoint(tmp_path, state)
+    train(config(folder, tmp_path, resume="auto"))
+    with pytest.raises(UserError, match="compile was False, is True"):
+        train(config(folder, tmp_path, resume="auto", compile=True))
 
 
 def test_a_model_for_grey_images_is_refused(folder, tmp_path):

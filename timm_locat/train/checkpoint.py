@@ -9,18 +9,18 @@ import torch
 
 from timm_locat.errors import UserError
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINT", "load_checkpoint", "save_checkpoint"]
 
 CHECKPOINT = "checkpoint.pt"
 
 
-def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write `state` to `folder/checkpoint.pt`; the previous one stays until the new one is complete on disk.
+def save_checkpoint(folder: Path, state: dict[str, Any], name: str = CHECKPOINT) -> None:
+    """Write `state` to `folder/name`; the previous one stays until the new one is complete on disk.
 
     Raises:
         UserError: The disk refuses, because it is full for example. The previous checkpoint is untouched.
     """
-    target = folder / CHECKPOINT
+    target = folder / name
     scratch = target.with_suffix(".pt.partial")
     try:
         with scratch.open("wb") as file:

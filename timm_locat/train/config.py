@@ -94,6 +94,15 @@ class TrainConfig:
     """Epochs between evaluations on the test split; the last epoch is always evaluated."""
     checkpoint_every: int = 1
     """Epochs between checkpoints."""
+    compile: bool = False
+    """Train through `torch.compile`. Numbers differ in the last digits from those without."""
+    deterministic: bool = False
+    """Take only algorithms that give the same bits each time, without TF32; slower on CUDA."""
+    skip_broken: int = 0
+    """Training images that may turn out unreadable before the run stops. Each is named in `broken.txt`; the next
+    readable one of the set stands in for it."""
+    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    """Where to send the numbers of the run, besides `metrics.csv`."""
     compare_bare: bool = False
     """Time forward and backward passes alone in between, and report the speed of the run as a share of theirs."""
     record_locality: str | None = None
@@ -120,6 +129,8 @@ class TrainConfig:
             raise ValueError(f"min_lr must be in (0, peak_lr={self.peak_lr}], got {self.min_lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if self.skip_broken < 0:
+            raise ValueError(f"skip_broken must be 0 or more, got {self.skip_broken}")
         for name in ("layer_decay", "ema_decay"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

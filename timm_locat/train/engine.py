@@ -5,13 +5,10 @@ checkpoint holds the rest. So a run that was killed continues as if it had not b
 """
 
 import contextlib
+import json
 import logging
 import math
-import os
-import signal
-import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from timm.data import resolve_model_data_config
 from timm.utils import ModelEmaV3
 from torch import Tensor
@@ -31,14 +26,14 @@ from tqdm import tqdm
 from timm_locat.data import load
 from timm_locat.data.show import show_batch
 from timm_locat.errors import UserError
-from timm_locat.hub import export
-from timm_locat.record import atomic_write, plain_json, write_record
+from timm_locat.record import atomic_write, plain_json
 from timm_locat.train.bare import BareLoop, synchronize
+from timm_locat.train.broken import Broken
 from timm_locat.train.build import build_model, build_optimizer, build_schedule
-from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
+from timm_locat.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from timm_locat.train.config import TrainConfig
 from timm_locat.train.course import Course
-from timm_locat.train.curves import draw_curves
+from timm_locat.train.finish import finish
 from timm_locat.train.launched import check_processes, choose_threads
 from timm_locat.train.run_folder import check_same_run, choose_folder, describe, to_csv
 from timm_locat.train.samples import (
@@ -52,10 +47,16 @@ from timm_locat.train.samples import (
     seed_for,
 )
 from timm_locat.train.scores import evaluate
+from timm_locat.train.session import Interrupted, StopRequest, deterministic, new_accelerator, peak_memory_mib
+from timm_locat.train.state import is_sharded, load_states, model_state, optimizer_state
+from timm_locat.train.trackers import start_tracker
 
-__all__ = ["Trainer", "train"]
+__all__ = ["Interrupted", "Trainer", "train"]
 
 _logger = logging.getLogger(__name__)
+
+NOT_FINITE = "not_finite.pt"
+"""State of a run before the update whose loss was not finite."""
 
 
 def train(config: TrainConfig, recipe: str = "run") -> dict[str, Any]:
@@ -68,16 +69,13 @@ def train(config: TrainConfig, recipe: str = "run") -> dict[str, Any]:
     Raises:
         UserError: What the user can mend: data, model, sizes, a full disk, a loss that is not finite.
     """
-    trainer = Trainer(config, recipe)
-    if config.show_batch is not None:
-        trainer.show_batch(config.show_batch)
-        return {}
-    with stop_on_signal(trainer):
-        return trainer.fit()
-
-
-class Interrupted(Exception):
-    """The run was asked to stop and has saved its state; the text says how to go on."""
+    with deterministic(config.deterministic):
+        trainer = Trainer(config, recipe)
+        if config.show_batch is not None:
+            trainer.show_batch(config.show_batch)
+            return {}
+        with trainer.stop.listen():
+            return trainer.fit()
 
 
 class Trainer:
@@ -91,7 +89,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, recipe: str = "run") -> None:
         self.config = config
         self.recipe = recipe
-        self.stopping = False
+        self.stop = StopRequest()
         self.accelerator = new_accelerator(config)
         self.is_main = self.accelerator.is_main_process
         self.device = self.accelerator.device
@@ -106,6 +104,7 @@ class Trainer:
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.waited = 0.0  # seconds in which the epoch waited for data
         self.history: list[dict[str, Any]] = []
+        self.broken = Broken(config.skip_broken)
         self.course = Course(
             config.record_locality,
             config.epochs * self.plan.updates_per_epoch,
@@ -141,7 +140,7 @@ class Trainer:
             config.data.augmentation(), pixel_mean=tuple(facts["mean"]), pixel_std=tuple(facts["std"])
         )
         per_image = self.protocol.per_image(size, native_transform=native_transform(train_set))
-        self.train_samples = Samples(train_set, size, per_image=per_image, **options)
+        self.train_samples = Samples(train_set, size, per_image=per_image, skip_broken=config.skip_broken, **options)
         self.test_samples = Samples(test_set, size, **options)
         self.plan = BatchPlan(
             len(train_set), config.global_batch_size, config.grad_accum_steps, self.processes, config.seed
@@ -156,10 +155,12 @@ class Trainer:
             self.ema = ModelEmaV3(model.to(self.device), decay=config.ema_decay, use_warmup=True)
         # Kept because accelerate's `unwrap_model`, asked for the model without autocast, takes autocast off for good.
         self.bare_model = model
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.wrapped, self.optimizer = self.accelerator.prepare(model, optimizer)
+        # The names of the weights stay those of the model: only the calls go through the compiled one.
+        self.model = torch.compile(self.wrapped) if config.compile else self.wrapped
         self.bare = None
         if config.compare_bare:
-            self.bare = BareLoop(config.grad_accum_steps, self.model, lambda: self.accelerator.no_sync(self.model))
+            self.bare = BareLoop(config.grad_accum_steps, self.model, lambda: self.accelerator.no_sync(self.wrapped))
 
     def _choose_folder(self) -> Path:
         """The run folder: as asked for, or a new one; the main process decides for all."""
@@ -179,17 +180,25 @@ class Trainer:
             "update": self.update,
             "history": self.history,
             "sums": self.accelerator.reduce(self.sums, reduction="sum"),
-            "model": self.accelerator.get_state_dict(self.model),
+            "model": model_state(self.accelerator, self.bare_model),
             "ema": self.ema.module.state_dict() if self.ema is not None else None,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.accelerator, self.bare_model, self.optimizer),
             "scaler": scaler.state_dict() if scaler is not None else None,
+            "broken": self.broken.files,
         }
 
-    def save(self) -> None:
-        """Write a checkpoint of this moment, which is between two updates."""
+    def save(self, name: str = CHECKPOINT) -> None:
+        """Write a checkpoint of this moment, which is between two updates.
+
+        Args:
+            name: Of the file in the run folder; runs are taken up again from the default one.
+        """
+        if self.config.skip_broken:
+            self.broken.merge(gather_object([self.broken.files]))
         state = self._state()
         if self.is_main:
-            save_checkpoint(self.folder, state)
+            save_checkpoint(self.folder, state, name)
+            self.broken.write(self.folder)
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
@@ -197,30 +206,31 @@ class Trainer:
         if state is None:
             return
         check_same_run(state["config"], plain_json(self.config), self.folder)
-        self.bare_model.load_state_dict(state["model"])
+        load_states(self.accelerator, self.bare_model, self.optimizer, (state["model"], state["optimizer"]))
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.epoch, self.update, self.history = state["epoch"], state["update"], state["history"]
+        self.broken.files = dict(state["broken"])
         if self.is_main:  # the sums of all processes, so that adding up counts them once
             self.sums += state["sums"].to(self.device)
-        self._log(f"going on in {self.folder} at epoch {self.epoch + 1}, update {self.update + 1}")
+        self.log(f"going on in {self.folder} at epoch {self.epoch + 1}, update {self.update + 1}")
 
-    def _log(self, text: str) -> None:
+    def log(self, text: str) -> None:
         if self.is_main:
             _logger.info(text)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, evaluate, and leave weights, metrics, curves and the record in the run folder."""
         config, start = self.config, time.perf_counter()
-        self._log(
+        self.log(
             f"{config.model}: {self.num_parameters:,} parameters, {len(self.classes)} classes; "
             f"{len(self.train_samples):,} training and {len(self.test_samples):,} test images of {config.data.name}; "
             f"{self.processes} process(es) on {self.device.type}, {torch.get_num_threads()} threads, "
             f"precision {self.accelerator.mixed_precision}; run folder {self.folder}"
         )
+        start_tracker(self.accelerator, config, self.folder)
         tested = None
         if self.epoch == self.update == 0:
             self.course.visit(0)
@@ -232,12 +242,13 @@ class Trainer:
                 row |= {f"test_{name}": tested[name] for name in ("loss", "accuracy")}
                 row["ema_accuracy"] = tested.get("ema_accuracy")
             self.history.append(row)
-            self._log(describe(row, config.epochs))
+            self.log(describe(row, config.epochs))
+            self._track(row)
             if self.is_main:
                 atomic_write(self.folder / "metrics.csv", to_csv(self.history))
             if last or self.epoch % config.checkpoint_every == 0:
                 self.save()
-        results = self._finish(tested or self.evaluate(), time.perf_counter() - start)
+        results = finish(self, tested or self.evaluate(), time.perf_counter() - start)
         self.accelerator.end_training()
         return results
 
@@ -246,7 +257,7 @@ class Trainer:
         config, plan = self.config, self.plan
         ids = plan.epoch(self.epoch, self.rank, self.update)
         seeds = (config.seed, self.epoch)
-        source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers)
+        source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers, broken=self.broken)
         self.waited = 0.0
         first, start = self.update, time.perf_counter()
         self.model.train()
@@ -287,6 +298,7 @@ class Trainer:
             "images_per_second": (self.update - first) * config.global_batch_size / seconds,
             "seconds": seconds,
             "data_seconds": self.waited,
+            "peak_memory_mib": peak_memory_mib(self.device),
         }
         self.sums.zero_()
         self.epoch, self.update = self.epoch + 1, 0
@@ -296,6 +308,7 @@ class Trainer:
         """One optimizer step over `grad_accum_steps` micro-batches; returns the normalised images of the last one."""
         config = self.config
         self.schedule.step_update(self.epoch * self.plan.updates_per_epoch + self.update)
+        sums = torch.zeros_like(self.sums)
         for step in range(config.grad_accum_steps):
             asked = time.perf_counter()
             images, labels = next(source)
@@ -304,19 +317,22 @@ class Trainer:
             images, labels, targets = self._augment(images, labels, seed)
             torch.manual_seed(seed + 1)  # dropout and stochastic depth draw from the global generator
             last = step == config.grad_accum_steps - 1
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.wrapped):
                 images = self.prepare(images)
                 logits = self.model(images).float()
                 loss = F.cross_entropy(logits, targets, reduction="sum")
                 # Gradients are averaged over processes; this makes them those of the mean over the global batch.
                 self.accelerator.backward(loss * (self.processes / config.global_batch_size))
             with torch.no_grad():
-                self.sums[0] += loss
-                self.sums[1] += (logits.argmax(1) == labels).sum()
-                self.sums[2] += len(labels)
+                sums[0] += loss
+                sums[1] += (logits.argmax(1) == labels).sum()
+                sums[2] += len(labels)
         limit = math.inf if config.clip_grad is None else config.clip_grad
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        self.sums[3] += torch.where(norm.isfinite(), norm, 0.0)  # fp16's loss scaler skips the other updates
+        norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), limit)
+        norm = norm.full_tensor() if is_sharded(self.accelerator) else norm
+        sums[3] += torch.where(norm.isfinite(), norm, 0.0)  # fp16's loss scaler skips the other updates
+        self._stop_if_not_finite(sums[0], norm)
+        self.sums += sums
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.ema is not None:
@@ -338,25 +354,56 @@ class Trainer:
         images, _, targets = self._augment(images, labels, self.plan.draw_seed(0, 0, 0, self.rank))
         title = f"protocol {self.config.data.protocol} on {self.config.data.name}"
         show_batch(images, targets, self.classes, path, title)
-        self._log(f"wrote {path}; nothing was trained")
+        self.log(f"wrote {path}; nothing was trained")
+
+    def _stop_if_not_finite(self, loss: Tensor, norm: Tensor) -> None:
+        """Save the state before an update that would spoil the weights, name its images, and stop.
+
+        Args:
+            loss: Sum over this process's images.
+            norm: Of the gradient of the global batch; fp16's loss scaler deals with one that is not finite.
+        """
+        wrong = ~loss.isfinite()
+        if self.accelerator.scaler is None:
+            wrong = wrong | ~norm.isfinite()
+        if self.processes > 1:  # the loss is this process's own
+            wrong = self.accelerator.reduce(wrong.double(), reduction="sum") > 0
+        if not wrong:
+            return
+        self.optimizer.zero_grad()
+        steps = self.plan.epoch(self.epoch, self.rank, self.update)[: self.config.grad_accum_steps]
+        images = [self.train_samples.data.source(i) for ids in steps for i in ids]
+        mine = {"rank": self.rank, "loss": plain_json(loss.item() / len(images)), "images": images}
+        told = {"epoch": self.epoch + 1, "update": self.update + 1, "processes": gather_object([mine])}
+        self.save(NOT_FINITE)
+        if self.is_main:
+            atomic_write(self.folder / "not_finite.json", json.dumps(told, indent=1) + "\n")
+        raise UserError(
+            f"the loss or its gradient is not finite in epoch {self.epoch + 1}, update {self.update + 1}: its images "
+            f"are named in {self.folder}/not_finite.json, the state before it is in {NOT_FINITE} there, and the last "
+            "checkpoint is untouched; try a smaller peak_lr, or mixed_precision no"
+        )
 
     def _show(self, bar: tqdm, updates_per_second: float) -> None:
-        """Refresh the bar, and stop the run if the loss is not a number any more."""
+        """Refresh the bar, and the tracker if there is one."""
         loss, correct, images, _ = self.sums.tolist()
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the loss is not finite in epoch {self.epoch + 1}, at or before update {self.update}; "
-                f"the last checkpoint in {self.folder} is untouched: try a smaller peak_lr, or mixed_precision no"
-            )
+        rate = self.optimizer.param_groups[0]["lr"]
         bar.set_postfix(
             loss=f"{loss / images:.3f}",
             acc=f"{100 * correct / images:.1f}%",
-            lr=f"{self.optimizer.param_groups[0]['lr']:.1e}",
+            lr=f"{rate:.1e}",
             img_s=f"{updates_per_second * self.config.global_batch_size:.0f}",
         )
+        self._track({"running_loss": loss / images, "lr": rate})
+
+    def _track(self, numbers: dict[str, float | None]) -> None:
+        """Hand numbers to the tracker."""
+        if self.config.tracker != "none":
+            step = self.epoch * self.plan.updates_per_epoch + self.update
+            self.accelerator.log({name: value for name, value in numbers.items() if value is not None}, step=step)
 
     def _stop_if_asked(self) -> None:
-        stop = self.stopping
+        stop = self.stop.made
         if self.processes > 1:  # a signal may reach one process before the others
             flag = torch.tensor(float(stop), device=self.device)
             stop = self.accelerator.reduce(flag, reduction="sum").item() > 0
@@ -371,7 +418,7 @@ class Trainer:
         """Loss and accuracy on the test split, every image once; those of the moving average under `ema_...`."""
         self.model.eval()
         # Without the DDP wrapper: processes may have different numbers of batches here.
-        results = self._test(self.accelerator.unwrap_model(self.model))
+        results = self._test(self.accelerator.unwrap_model(self.wrapped))
         if self.ema is not None:
             averaged = self._test(self.ema.module)
             results |= {f"ema_{name}": averaged[name] for name in ("loss", "accuracy", "top5")}
@@ -381,84 +428,11 @@ class Trainer:
         ids = evaluation_ids(len(self.test_samples), 4 * self.plan.micro_batch_size, self.rank, self.processes)
         source = batches(self.test_samples, ids, workers=self.config.data.workers)
         with self.accelerator.autocast():
-            return evaluate(forward, source, self.prepare, self.accelerator, len(self.classes))
-
-    def _finish(self, tested: dict[str, float], seconds: float) -> dict[str, Any]:
-        """Export, plot and record a run whose final weights were `tested`."""
-        row = self.history[-1]
-        results = {
-            "test_accuracy": tested["accuracy"],
-            "test_top5": tested["top5"],
-            "test_loss": tested["loss"],
-            "test_images": tested["samples"],
-            "train_accuracy": row["train_accuracy"],
-            "train_loss": row["train_loss"],
-            "train_images": len(self.train_samples),
-            "image_passes": self.config.epochs * self.plan.updates_per_epoch * self.config.global_batch_size,
-            "images_per_second": statistics.median(r["images_per_second"] for r in self.history),
-            "seconds": sum(r["seconds"] for r in self.history),
-            "seconds_this_session": seconds,
-            "parameters": self.num_parameters,
-            "processes": self.processes,
-            "threads_per_process": torch.get_num_threads(),
-            "mixed_precision": self.accelerator.mixed_precision,
-        }
-        if self.ema is not None:
-            results |= {name: value for name, value in tested.items() if name.startswith("ema_")}
-        if self.bare is not None:
-            results |= self.bare.results(self.config.global_batch_size // self.processes)
-        if self.is_main:
-            export(self.bare_model, self.folder, label_names=self.classes)
-            if self.ema is not None:
-                export(self.ema.module, self.folder / "ema", label_names=self.classes)
-            title = f"{self.config.model}, {self.config.data.name}, protocol {self.config.data.protocol}"
-            draw_curves(self.history, self.folder / "curves.png", title)
-            results |= self.course.finish(title)
-            write_record(
-                self.folder / "record.json",
-                protocol="train/v1",
-                results=results,
-                config=self.config,
-                seed=self.config.seed,
-                recipe=self.recipe,
-            )
-        if "share_of_bare" in results:
-            self._log(
-                f"{results['images_per_second']:.0f} images/s; forward and backward passes alone "
-                f"{self.processes * results['bare_images_per_second']:.0f} images/s; the run reaches "
-                f"{results['share_of_bare']:.3f} of them (median of {results['bare_comparisons']} comparisons)"
-            )
-        self._log(
-            f"test accuracy {tested['accuracy']:.2f} % on {tested['samples']:,} images after {seconds:.0f} s\n"
-            f"load it with: timm.create_model('local-dir:{self.folder}', pretrained=True)"
-        )
+            results = evaluate(forward, source, self.prepare, self.accelerator, len(self.classes))
+            if is_sharded(self.accelerator):  # every process takes part in every forward pass
+                most = len(evaluation_ids(len(self.test_samples), 4 * self.plan.micro_batch_size, 0, self.processes))
+                images, _ = next(batches(self.test_samples, [[0]]))
+                with torch.no_grad():
+                    for _ in range(most - len(ids)):
+                        forward(self.prepare(images))
         return results
-
-
-def new_accelerator(config: TrainConfig) -> Accelerator:
-    """An accelerator in the precision of the launcher if it names one, else in that of the config."""
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    # accelerate keeps the first precision of a process for good; a second run in it may want another.
-    AcceleratorState._reset_state(reset_partial_state=False)
-    return Accelerator(mixed_precision=config.mixed_precision if launched == "no" else launched)
-
-
-@contextlib.contextmanager
-def stop_on_signal(trainer: Trainer) -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into a stop after the current update; a second Ctrl-C stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def stop(number: int, frame: object) -> None:
-        trainer.stopping = True
-        signal.signal(number, before[number])
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,11 +2,13 @@
 
 import csv
 import io
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from timm_locat.errors import UserError
-from timm_locat.train.config import TrainConfig
+from timm_locat.record import plain_json
+from timm_locat.train.config import DataConfig, TrainConfig
 
 __all__ = ["check_same_run", "choose_folder", "describe", "to_csv"]
 
@@ -22,10 +24,12 @@ COLUMNS = (
     "images_per_second",
     "seconds",
     "data_seconds",
+    "peak_memory_mib",
 )
-"""Of `metrics.csv`. `grad_norm` is the mean over updates before clipping; `data_seconds` were waits for images."""
+"""Of `metrics.csv`. `grad_norm` is the mean over updates before clipping; `data_seconds` were waits for images;
+`peak_memory_mib` is the most that the main process has held, tensors on CUDA and resident memory on a CPU."""
 
-FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch", "compare_bare")
+FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch", "compare_bare", "skip_broken", "tracker")
 """Fields that a resumed run may have otherwise than the run that it continues."""
 
 
@@ -51,6 +55,7 @@ def choose_folder(config: TrainConfig, recipe: str) -> Path | UserError:
 
 def check_same_run(saved: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
     """Refuse to continue a run under another configuration; the sentence names each field that differs."""
+    saved = with_defaults(saved)
     differ = [
         f"{name} was {saved.get(name)!r}, is {asked.get(name)!r}"
         for name in sorted(saved.keys() | asked.keys())
@@ -60,6 +65,15 @@ def check_same_run(saved: dict[str, Any], asked: dict[str, Any], folder: Path) -
         raise UserError(
             f"{folder} holds another run: {'; '.join(differ)}; give the same settings, or another --out for a new run"
         )
+
+
+def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as it was saved, with the fields that have been added since: they stand at their defaults."""
+    run, data = (
+        {field.name: plain_json(field.default) for field in fields(kind) if field.default is not MISSING}
+        for kind in (TrainConfig, DataConfig)
+    )
+    return {**run, **saved, "data": {**data, **saved["data"]}}
 
 
 def describe(row: dict[str, Any], epochs: int) -> str:
@@ -73,6 +87,7 @@ def describe(row: dict[str, Any], epochs: int) -> str:
         f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f} acc {row['train_accuracy']:.2f} %{test}; "
         f"lr {row['lr']:.2e}, grad norm {row['grad_norm']:.2f}, {row['images_per_second']:.0f} images/s, "
         f"{row['seconds']:.0f} s ({100 * row['data_seconds'] / row['seconds']:.0f} % waiting for images)"
+        + ("" if row["peak_memory_mib"] is None else f", peak memory {row['peak_memory_mib']:.0f} MiB")
     )
 
 

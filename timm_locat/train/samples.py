@@ -17,6 +17,7 @@ from timm_locat.data import DATASETS, ImageData, decode_all, eval_transform
 from timm_locat.data.augment import LoaderTransform
 from timm_locat.data.transforms import EvalTransform
 from timm_locat.errors import UserError
+from timm_locat.train.broken import Broken, Standby
 
 __all__ = [
     "BatchPlan",
@@ -124,6 +125,7 @@ class Samples(Dataset):
         img_size: Height and width that the model takes.
         crop_pct: See `timm_locat.data.eval_transform`.
         interpolation: The same.
+        skip_broken: Unreadable images in a row for which the next readable one may stand in.
         per_image: What the augmentation protocol does to each image while it is read, instead of the evaluation
             transform; rules out decoding once.
         in_memory: Decode the whole set now if it takes less than 2 GiB.
@@ -137,38 +139,51 @@ class Samples(Dataset):
         *,
         crop_pct: float,
         interpolation: str,
+        skip_broken: int = 0,
         per_image: LoaderTransform | None = None,
         in_memory: bool = True,
         progress: bool = False,
     ) -> None:
         native = native_transform(data)
         self.data = data
+        self.standby = Standby(data, skip_broken) if skip_broken else None
+        self.found_at_start: dict[str, str] = {}
         self.transform: EvalTransform = eval_transform(img_size, crop_pct, interpolation, native_transform=native)
         self.per_image = per_image
         self.pixels: Tensor | None = None
         if in_memory and per_image is None and len(data) * 3 * img_size[0] * img_size[1] < IN_MEMORY_BYTES:
-            self.pixels, _ = decode_all(data, self.transform, progress=progress)
+            self.pixels, _ = decode_all(self.standby or data, self.transform, progress=progress)
+            if self.standby is not None:
+                self.found_at_start = self.standby.take_found()
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitems__(self, ids: list[tuple[int, int]]) -> tuple[Tensor, Tensor] | UserError:
-        """uint8 (B, 3, H, W) and int64 (B,) of samples, each given with the seed of what happens while it is read.
+    @property
+    def labels(self) -> Tensor:
+        """int64 (N,), with those of the stand-ins known so far."""
+        return self.data.labels if self.standby is None else self.standby.labels
+
+    def __getitems__(self, ids: list[tuple[int, int]]) -> tuple[Tensor, Tensor, dict[str, str]] | UserError:
+        """Samples, each given by its id and the seed of what happens while it is read.
+
+        Returns:
+            uint8 (B, 3, H, W) and int64 (B,); and the unreadable images for which others stand in.
 
         An unreadable image is returned as its error, not raised: a DataLoader wraps what a worker raises in its own
         traceback.
         """
         order = [i for i, _ in ids]
-        labels = self.data.labels[order]
         if self.pixels is not None:
-            return self.pixels[order], labels
+            return self.pixels[order], self.labels[order], {}
         try:
-            return torch.stack([self._read(i, seed) for i, seed in ids]), labels
+            pixels = torch.stack([self._read(i, seed) for i, seed in ids])
         except UserError as err:
             return err
+        return pixels, self.labels[order], self.standby.take_found() if self.standby is not None else {}
 
     def _read(self, i: int, seed: int) -> Tensor:
-        image = self.data[i][0]
+        image = (self.standby or self.data)[i][0]
         if self.per_image is None:
             return self.transform(image)
         return self.per_image(image, torch.Generator().manual_seed(seed))
@@ -180,7 +195,12 @@ def _same(batch):
 
 
 def batches(
-    samples: Samples, ids: list[list[int]], *, seeds: tuple[int, ...] = (), workers: int = 0
+    samples: Samples,
+    ids: list[list[int]],
+    *,
+    seeds: tuple[int, ...] = (),
+    workers: int = 0,
+    broken: Broken | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of `ids` in order.
 
@@ -189,6 +209,7 @@ def batches(
         ids: Sample ids of each batch.
         seeds: What the seed of a sample is made of, besides its id: (seed, epoch).
         workers: Processes that read.
+        broken: Takes note of unreadable images for which others stand in.
 
     Raises:
         UserError: An image cannot be read; the sentence names its file.
@@ -204,7 +225,12 @@ def batches(
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
+    if broken is not None:
+        broken.note(samples.found_at_start)
     for batch in loader:
         if isinstance(batch, UserError):
             raise batch
-        yield batch
+        images, labels, found = batch
+        if broken is not None:
+            broken.note(found)
+        yield images, labels

@@ -1,0 +1,90 @@
+"""What surrounds a run: the accelerator, the signals that stop it, and switches of torch that are put back."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from timm_locat.train.config import TrainConfig
+
+__all__ = ["Interrupted", "StopRequest", "deterministic", "new_accelerator", "peak_memory_mib"]
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved its state; the text says how to go on."""
+
+
+def new_accelerator(config: TrainConfig) -> Accelerator:
+    """An accelerator in the precision of the launcher if it names one, else in that of the config."""
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    # accelerate keeps the first precision of a process for good; a second run in it may want another.
+    AcceleratorState._reset_state(reset_partial_state=False)
+    return Accelerator(mixed_precision=config.mixed_precision if launched == "no" else launched)
+
+
+class StopRequest:
+    """Turns SIGTERM and Ctrl-C into a wish to stop after the current update; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[None]:
+        """Listen inside; the handlers that were there are put back."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may handle signals
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def stop(number: int, frame: object) -> None:
+            self.made = True
+            signal.signal(number, before[number])
+
+        for number in before:
+            signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Inside, torch takes algorithms that give the same bits each time, or raises where it has none.
+
+    On CUDA also without TF32 and without cuDNN's choice by timing, both of which vary from run to run or card to card.
+    """
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.flags
+    # cuBLAS reads it when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with cudnn(enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.set_float32_matmul_precision(precision)
+
+
+def peak_memory_mib(device: torch.device) -> float | None:
+    """Most MiB that this process has held so far: tensors on CUDA, resident memory on a CPU, None where not told."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,0 +1,57 @@
+"""Trackers beside `metrics.csv`: tensorboard, wandb or trackio, through accelerate."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import filter_trackers
+
+from timm_locat.errors import require
+from timm_locat.record import atomic_write, plain_json
+from timm_locat.train.config import TrainConfig
+
+__all__ = ["start_tracker"]
+
+PROJECT = "timm-locat"
+
+
+def start_tracker(accelerator: Accelerator, config: TrainConfig, folder: Path) -> None:
+    """Make `accelerator.log` write to the tracker that the run names; nothing where it names none.
+
+    A resumed run goes on in the tracker's run: its id is kept in the run folder.
+
+    Raises:
+        MissingExtra: The tracker's package is not installed.
+    """
+    if config.tracker == "none":
+        return
+    require(config.tracker, "trackers", f"--tracker {config.tracker}")
+    accelerator.project_configuration.set_directories(str(folder))
+    accelerator.project_configuration.logging_dir = str(folder)
+    accelerator.log_with = filter_trackers([config.tracker], accelerator.logging_dir)
+    options: dict[str, dict[str, Any]] = {}
+    if config.tracker == "wandb":
+        options["wandb"] = {"name": folder.name, "id": run_id(folder), "resume": "allow", "dir": str(folder)}
+    if config.tracker == "trackio":
+        options["trackio"] = {"name": f"{folder.name}-{run_id(folder)}", "resume": "allow"}
+    accelerator.init_trackers(PROJECT, flat(plain_json(config)), options)
+
+
+def run_id(folder: Path) -> str:
+    """The id under which a tracker knows the run of a folder: made once, then read."""
+    path = folder / "tracker_id"
+    if not path.exists():
+        atomic_write(path, secrets.token_hex(4) + "\n")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names, as text where a tracker takes no such value."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value if isinstance(value, (int, float, str, bool)) else str(value)
+    return found
