@@ -2,12 +2,16 @@
 
 import math
 
+NOTHING = 2**-23
+"""A mass that float32 cannot tell from none beside 1."""
+
 
 def naive_measures(attention, grid, num_prefix, prefix="renormalise", unit="fraction", entropy="patches", patch=(1, 1)):
     """Measures of one (T, T) map in float64; a list over its query patches for each, None where undefined."""
     rows, columns = grid
     places = [(r, c) for r in range(rows) for c in range(columns)]
-    height, width = patch if unit == "pixels" else (1, 1)
+    sides = (1 / max(1, rows - 1), 1 / max(1, columns - 1))
+    height, width = {"pixels": patch, "sides": sides}.get(unit, (1, 1))
     longest = math.hypot(rows - 1, columns - 1) if unit == "fraction" else 1
     found = {}
 
@@ -23,10 +27,13 @@ def naive_measures(attention, grid, num_prefix, prefix="renormalise", unit="frac
         dropped = sum(a * d for a, d in zip(patches, distance, strict=True))
         others = mass - own + (sum(front) if prefix == "include" else 0)
         scaled = {"renormalise": 1, "drop": mass, "include": 1}[prefix]
-        put("mad", {"renormalise": dropped / mass if mass else None, "drop": dropped, "include": dropped}[prefix])
-        put("mad_without_self", dropped / others * scaled if others else None)
+        put(
+            "mad",
+            {"renormalise": dropped / mass if mass > NOTHING else None, "drop": dropped, "include": dropped}[prefix],
+        )
+        put("mad_without_self", dropped / others * scaled if others > NOTHING else None)
         put("mad_dropped", dropped)
-        over_patches = -sum(a / mass * math.log(a / mass) for a in patches if a) if mass else None
+        over_patches = -sum(a / mass * math.log(a / mass) for a in patches if a) if mass > NOTHING else None
         over_tokens = -sum(a * math.log(a) for a in row if a)
         chosen, keys = (over_patches, len(patches)) if entropy == "patches" else (over_tokens, len(row))
         put("entropy", None if chosen is None else chosen / math.log(keys))
@@ -35,7 +42,7 @@ def naive_measures(attention, grid, num_prefix, prefix="renormalise", unit="frac
         put("self_mass", own)
         put("neighbour_mass", sum(near))
         put("prefix_mass", sum(front))
-        put("empty_rows", float(mass == 0))
+        put("empty_rows", float(mass <= NOTHING))
     return found
 
 

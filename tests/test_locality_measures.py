@@ -7,7 +7,7 @@ import torch
 from naive_locality import naive_means
 
 from timm_locat.errors import UserError
-from timm_locat.locality import MEASURES, Conventions, measure, patch_distances
+from timm_locat.locality import MEASURES, PRESETS, Conventions, measure, patch_distances
 
 N = 64
 
@@ -113,7 +113,7 @@ def test_masses_add_up_to_one():
 
 @pytest.mark.parametrize("num_prefix", [0, 1, 5])
 @pytest.mark.parametrize("prefix", ["renormalise", "drop", "include"])
-@pytest.mark.parametrize("unit", ["fraction", "patches", "pixels"])
+@pytest.mark.parametrize("unit", ["fraction", "patches", "pixels", "sides"])
 @pytest.mark.parametrize("entropy", ["patches", "tokens"])
 def test_measures_equal_plain_loops(num_prefix, prefix, unit, entropy):
     generator = torch.Generator().manual_seed(0)
@@ -124,6 +124,30 @@ def test_measures_equal_plain_loops(num_prefix, prefix, unit, entropy):
     assert found.keys() == expected.keys() == MEASURES.keys()
     for name in MEASURES:
         assert found[name] == pytest.approx(expected[name], abs=1e-5), name
+
+
+def random_maps():
+    return (3 * torch.randn(2, 2, 14, 14, generator=torch.Generator().manual_seed(0))).softmax(-1)
+
+
+def by_hand(name, maps):
+    """What the code of that name computes, in our words, for two prefix tokens and 3 x 4 patches of 16 pixels."""
+    rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
+    patches = maps[:, :, 2:, 2:]
+    if name in ("cl-vs-mim", "vit-analysis"):
+        patches = patches / patches.sum(-1, keepdim=True)
+    if name == "vit-analysis":
+        rows, columns = torch.linspace(0, 1, 3)[rows], torch.linspace(0, 1, 4)[columns]
+    squared = (rows[:, None] - rows) ** 2 + (columns[:, None] - columns) ** 2
+    scale = 16 if name in ("probing-vits", "cl-vs-mim") else 1
+    return (patches * squared.sqrt() * scale).sum(-1).mean(-1).mean(0).tolist()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_counts_as_the_public_code_of_its_name(name):
+    maps = random_maps()
+    found = measure(maps, (3, 4), num_prefix=2, conventions=PRESETS[name], patch_pixels=(16, 16))
+    assert found["mad"] == pytest.approx(by_hand(name, maps), rel=1e-5)
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 5)])

@@ -138,6 +138,28 @@ class GaussianBias(nn.Module):
         self.log_var = nn.Linear(head_dim, 2, device=device, dtype=dtype)
         self.log_alpha = nn.Linear(head_dim, 1, device=device, dtype=dtype)
 
+    def _shape(self, q: Tensor, grid: GaussianGrid) -> tuple[Tensor, Tensor]:
+        """(B, h, K, 1) strength, and (B, h, K, 2) inverse variance along rows and columns."""
+        # One product instead of two; the weights stay apart because the reference's state dict has them apart.
+        weight = torch.cat([self.log_var.weight, self.log_alpha.weight])
+        bias = torch.cat([self.log_var.bias, self.log_alpha.bias])
+        # float32 on purpose: 63**2 / 2 / 0.1 overflows float16, and the gradient is then inf * 0 = nan.
+        raw = at_least_float32(nn.functional.linear(q, weight, bias))
+        shift = math.log(grid.max_var - 1.0) if grid.max_var > 2.0 else 0.0
+        inv = 1.0 / (torch.sigmoid(raw[..., :2] - shift) * (grid.max_var * grid.var_scale) + grid.eps)
+        return nn.functional.softplus(raw[..., 2:]), inv
+
+    @torch.jit.ignore
+    def gaussians(self, q: Tensor, grid: GaussianGrid) -> tuple[Tensor, Tensor, Tensor]:
+        """What the bumps look like, for inspection; arguments as for `forward`.
+
+        Returns:
+            (B, h, K) strength, and standard deviation along rows and along columns in patches, `eps` included.
+        """
+        alpha, inv = self._shape(q, grid)
+        sigma = inv.rsqrt()
+        return alpha[..., 0], sigma[..., 0], sigma[..., 1]
+
     def forward(self, q: Tensor, grid: GaussianGrid) -> tuple[Tensor, Tensor]:
         """Tables whose outer product, per query, is the bias over the patches.
 
@@ -148,14 +170,7 @@ class GaussianBias(nn.Module):
         Returns:
             (B, h, K, H) over grid rows, strength included, and (B, h, K, W) over grid columns; float32 or wider.
         """
-        # One product instead of two; the weights stay apart because the reference's state dict has them apart.
-        weight = torch.cat([self.log_var.weight, self.log_alpha.weight])
-        bias = torch.cat([self.log_var.bias, self.log_alpha.bias])
-        # float32 on purpose: 63**2 / 2 / 0.1 overflows float16, and the gradient is then inf * 0 = nan.
-        raw = at_least_float32(nn.functional.linear(q, weight, bias))
-        shift = math.log(grid.max_var - 1.0) if grid.max_var > 2.0 else 0.0
-        inv = 1.0 / (torch.sigmoid(raw[..., :2] - shift) * (grid.max_var * grid.var_scale) + grid.eps)
-        alpha = nn.functional.softplus(raw[..., 2:])
+        alpha, inv = self._shape(q, grid)
         rows = alpha * torch.exp(grid.rows * inv[..., 0:1])
         cols = torch.exp(grid.cols * inv[..., 1:2])
         return rows, cols

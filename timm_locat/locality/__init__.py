@@ -4,9 +4,28 @@ result = record(model, batches)  # batches of normalised images
 print(result.summary())
 """
 
-from timm_locat.locality.conventions import Conventions
-from timm_locat.locality.measures import MEASURES, measure, patch_distances
-from timm_locat.locality.recorder import record
+from timm_locat.locality.conventions import PRESETS, Conventions
+from timm_locat.locality.measures import (
+    GAUSSIANS,
+    MEASURES,
+    chance_recall,
+    measure,
+    neighbourhood_recall,
+    patch_distances,
+)
+from timm_locat.locality.recorder import mean_attention, record
 from timm_locat.locality.result import Locality
 
-__all__ = ["MEASURES", "Conventions", "Locality", "measure", "patch_distances", "record"]
+__all__ = [
+    "GAUSSIANS",
+    "MEASURES",
+    "PRESETS",
+    "Conventions",
+    "Locality",
+    "chance_recall",
+    "mean_attention",
+    "measure",
+    "neighbourhood_recall",
+    "patch_distances",
+    "record",
+]

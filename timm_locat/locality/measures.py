@@ -15,6 +15,7 @@ Shape letters in this file:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +25,20 @@ from torch import Tensor
 from timm_locat.errors import UserError
 from timm_locat.locality.conventions import Conventions
 
-__all__ = ["MEASURES", "Layout", "Tally", "make_layout", "measure", "patch_distances"]
+__all__ = [
+    "GAUSSIANS",
+    "MEASURES",
+    "Layout",
+    "RowSums",
+    "Tally",
+    "chance_recall",
+    "make_layout",
+    "measure",
+    "neighbourhood_recall",
+    "patch_distances",
+    "row_measures",
+    "row_sums",
+]
 
 MEASURES = {
     "mad": "mean attention distance, in the unit of the conventions",
@@ -40,11 +54,15 @@ MEASURES = {
 }
 """Measures by name. Shares are of all attention of a patch, so self, neighbours, prefix and the rest add up to 1."""
 
+GAUSSIANS = {
+    "alpha": "strength of the Gaussian in units of the logit",
+    "sigma_rows": "its standard deviation along rows, in patches",
+    "sigma_columns": "the same along columns",
+}
+"""Of layers with a learned Gaussian bias: means over query patches and images."""
+
 EMPTY = torch.finfo(torch.float32).eps
 """A mass below what float32 can tell from nothing beside 1 is nothing: a row of such is not renormalised."""
-
-MASKED = -1e4
-"""Stands for a logit of -inf, whose product with an attention of 0 would not be a number; exp of it is 0."""
 
 _AROUND = [(dr, dc) for dr in (-1, 0, 1) for dc in (-1, 0, 1) if (dr, dc) != (0, 0)]
 
@@ -97,28 +115,36 @@ def make_layout(
     Raises:
         UserError: Distances are wanted in pixels and the size of a patch is not given.
     """
-    if conventions.unit == "pixels":
-        if patch_pixels is None:
-            raise UserError("unit='pixels' needs the size of a patch: pass patch_pixels=(height, width)")
-        distance = patch_distances(grid, patch_pixels)
-    else:
-        distance = patch_distances(grid)
-        if conventions.unit == "fraction":
-            distance = distance / longest_distance(grid)
+    if conventions.unit == "pixels" and patch_pixels is None:
+        raise UserError("unit='pixels' needs the size of a patch: pass patch_pixels=(height, width)")
+    step = {
+        "fraction": (1 / longest_distance(grid),) * 2,
+        "patches": (1.0, 1.0),
+        "pixels": patch_pixels,
+        "sides": tuple(1 / max(1, side - 1) for side in grid),
+    }[conventions.unit]
+    near, inside = neighbours(grid)
+    distance = patch_distances(grid, step)
+    return Layout(grid, num_prefix, distance.to(device), (near + num_prefix).to(device), inside.float().to(device))
+
+
+def neighbours(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The up to 8 patches around each patch: (N, 8) indices, and (N, 8) whether they are inside of the grid.
+
+    Of those outside, the index is the patch's own.
+    """
     index = torch.arange(grid[0] * grid[1]).view(grid)
     near, inside = [], []
     for dr, dc in _AROUND:
         row, column = torch.meshgrid(torch.arange(grid[0]) + dr, torch.arange(grid[1]) + dc, indexing="ij")
         ok = (row >= 0) & (row < grid[0]) & (column >= 0) & (column < grid[1])
-        there = (row * grid[1] + column).where(ok, index)
-        near.append(there.flatten() + num_prefix)
-        inside.append(ok.flatten().float())
-    near, inside = torch.stack(near, dim=1).to(device), torch.stack(inside, dim=1).to(device)
-    return Layout(grid, num_prefix, distance.to(device), near, inside)
+        near.append((row * grid[1] + column).where(ok, index).flatten())
+        inside.append(ok.flatten())
+    return torch.stack(near, dim=1), torch.stack(inside, dim=1)
 
 
 class RowSums(NamedTuple):
-    """Sums along each row of exp(logit - largest logit of the row); all (h, B * Q)."""
+    """Sums of the weights along each row; all (h, B * Q)."""
 
     own: Tensor
     near: Tensor
@@ -132,24 +158,20 @@ class RowSums(NamedTuple):
     logit_prefix: Tensor
 
 
-def row_sums(logits: Tensor, layout: Layout, first: int, *, masked: bool) -> RowSums:
-    """Everything that the measures need, in one go over a block of logits, which is overwritten.
+def row_sums(logits: Tensor, weights: Tensor, layout: Layout, first: int) -> RowSums:
+    """Everything that the measures need, in one go over a block of rows; both tensors are overwritten.
 
-    Not softmaxed first: dividing Q sums is cheaper than dividing Q * T entries, and the logits at hand save the
-    logarithm of an entropy.
+    The rows need not sum to 1: dividing Q sums is cheaper than dividing Q * T entries, and with the logits at hand an
+    entropy needs no logarithm of each.
 
     Args:
-        logits: (B, h, Q, T) float32 or wider.
+        logits: (B, h, Q, T) float32 or wider, finite.
+        weights: Their exponentials.
         layout: Of the layer.
         first: Patch index of the first query.
-        masked: Some logits may be -inf.
     """
     prefix = layout.num_prefix
     here = slice(first, first + logits.shape[2])
-    logits -= logits.amax(dim=-1, keepdim=True)
-    if masked:
-        logits.clamp_(min=MASKED)
-    weights = logits.exp()
     logits *= weights
     logit_prefix, logit_patches = logits[..., :prefix].sum(-1), logits[..., prefix:].sum(-1)
     near = weights.gather(-1, layout.near[here].expand(*weights.shape[:2], -1, -1)).mul_(layout.inside[here]).sum(-1)
@@ -257,5 +279,51 @@ def measure(
     conventions = conventions or Conventions()
     layout = make_layout(grid, num_prefix, conventions, patch_pixels, attention.device)
     tally = Tally()
-    tally.add(row_measures(row_sums(rows.log(), layout, 0, masked=True), layout, conventions))
+    # Where there is no attention, any finite logarithm will do.
+    sums = row_sums(rows.log().clamp(min=-1e4), rows.clone(), layout, 0)
+    tally.add(row_measures(sums, layout, conventions))
     return tally.means()
+
+
+def neighbourhood_recall(
+    attention: Tensor, grid: tuple[int, int], permutation: Sequence[int] | Tensor | None = None
+) -> list[float]:
+    """Share of a patch's true neighbours among the patches that it attends to most.
+
+    Of each patch, as many others as it has neighbours (3 to 8) are taken, those with most attention; the share of
+    neighbours among them is averaged over patches. It is `chance_recall` for a head that knows nothing of space.
+
+    Args:
+        attention: (h, N, N) between patches, such as a mean over images; the scale of a row does not matter.
+        grid: Patch rows and columns.
+        permutation: Where the model was shown patches in another order: at i, the place in the image of its i-th token.
+
+    Returns:
+        Of each head, from 0 to 1.
+
+    Raises:
+        UserError: The shape does not fit the grid, or `permutation` is none.
+    """
+    count = grid[0] * grid[1]
+    if attention.ndim != 3 or attention.shape[1:] != (count, count):
+        raise UserError(
+            f"a grid of {grid[0]}x{grid[1]} patches needs attention of shape (heads, {count}, {count}), "
+            f"got {tuple(attention.shape)}"
+        )
+    place = torch.arange(count) if permutation is None else torch.as_tensor(permutation).cpu()
+    if place.shape != (count,) or not torch.equal(place.sort().values, torch.arange(count)):
+        raise UserError(f"permutation must hold each of 0 to {count - 1} once")
+    near, inside = neighbours(grid)
+    is_near = torch.zeros(count, count, dtype=torch.bool).scatter_(1, near, inside)
+    is_near = is_near.fill_diagonal_(False)[place][:, place]
+    others = attention.float().cpu().masked_fill(torch.eye(count, dtype=torch.bool), -torch.inf)
+    ranks = others.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    wanted = is_near.sum(-1)
+    hits = ((ranks < wanted.unsqueeze(-1)) & is_near).sum(-1)
+    return (hits / wanted.clamp(min=1)).mean(-1).tolist()
+
+
+def chance_recall(grid: tuple[int, int]) -> float:
+    """`neighbourhood_recall` that a random order of patches has on average."""
+    _, inside = neighbours(grid)
+    return (inside.sum(-1) / max(1, grid[0] * grid[1] - 1)).mean().item()

@@ -36,6 +36,8 @@ class Locality:
     """Number of class tokens and registers."""
     values: dict[str, Table]
     """Measure -> [layer][head]; None where it is not defined. `MEASURES` says what each one is."""
+    gaussians: dict[str, Table] | None = None
+    """The same for the learned Gaussians (`GAUSSIANS`); None for a model without any."""
 
     def summary(self) -> dict[str, float | int | None]:
         """A few numbers for a table: extremes and means over heads.
@@ -62,6 +64,34 @@ class Locality:
         """Mean of a measure over the heads of each layer."""
         return [_mean(heads) for heads in self.values[measure]]
 
+    def compare(self, other: "Locality") -> dict[str, Any]:
+        """This result beside another one, counted the same way.
+
+        Returns:
+            `models`: the two names. `summary`: each number of `summary` as `[this, other, other - this]`, without the
+            places of heads, since heads of two models have nothing to do with each other. `layers`: the same for the
+            mean of each measure over the heads of each layer; None for models of unequal depth.
+
+        Raises:
+            UserError: The conventions differ.
+        """
+        if self.conventions != other.conventions:
+            raise UserError(f"only what was counted alike can be compared: {self.conventions} and {other.conventions}")
+        mine, others = self.summary(), other.summary()
+        shared = [name for name in mine if name in others and not name.endswith(("_layer", "_head"))]
+        layers = None
+        if len(self.layers) == len(other.layers):
+            layers = {
+                name: [_beside(a, b) for a, b in zip(self.layer_means(name), other.layer_means(name), strict=True)]
+                for name in self.values
+                if name in other.values
+            }
+        return {
+            "models": [self.model, other.model],
+            "summary": {name: _beside(mine[name], others[name]) for name in shared},
+            "layers": layers,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it, summary included."""
         return {"format": FORMAT, **plain_json(self), "summary": self.summary()}
@@ -72,7 +102,7 @@ class Locality:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Locality":
-        """Read what `save` wrote.
+        """Read what `save` wrote, or the record of the command line.
 
         Raises:
             UserError: The file is missing or is something else.
@@ -83,6 +113,8 @@ class Locality:
             raise UserError(f"cannot read {path}: {err.strerror}") from err
         except ValueError as err:
             raise UserError(f"{path} is not a result of timm_locat.locality: it is not valid JSON ({err})") from err
+        if isinstance(data, dict) and data.get("protocol") == FORMAT:
+            data = data.get("results")  # the record of `python -m timm_locat.locality`
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise UserError(f"{path} is not a result of timm_locat.locality: expected a JSON object of {FORMAT}")
         return cls(
@@ -94,13 +126,15 @@ class Locality:
             grids=tuple(tuple(grid) for grid in data["grids"]),
             num_prefix=data["num_prefix"],
             values=data["values"],
+            gaussians=data.get("gaussians"),
         )
 
     def to_pandas(self):
         """A `pandas.DataFrame` with a row for each head: model, layer, head, and a column for each measure."""
         pandas = require("pandas", "plots", "a table of heads")
+        tables = self.values | (self.gaussians or {})
         rows = [
-            {"model": self.model, "layer": i, "head": j, **{name: table[i][j] for name, table in self.values.items()}}
+            {"model": self.model, "layer": i, "head": j, **{name: table[i][j] for name, table in tables.items()}}
             for i, row in enumerate(self.values["mad"])
             for j in range(len(row))
         ]
@@ -110,3 +144,7 @@ class Locality:
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _beside(a: float | None, b: float | None) -> list[float | None]:
+    return [a, b, None if a is None or b is None else b - a]
