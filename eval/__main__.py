@@ -14,9 +14,11 @@ from timm_locat.errors import require, run_cli
 
 SUBCOMMANDS = {
     "speed": ("eval.speed", "time and memory of one model against another, interleaved and paired"),
+    "speed locality": ("eval.locality_speed", "time and memory of recording locality against a plain forward"),
     "tables": ("eval.tables", "write the README's tables from the records in eval/results"),
 }
-"""Name: its module, and what it measures. A new evaluation is a line here; only the one asked for is imported."""
+"""Name, of one or two words: its module, and what it measures. A new evaluation is a line here; only the one asked for
+is imported."""
 
 
 def usage() -> str:
@@ -52,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not words:
         print(usage(), file=sys.stderr)
         raise SystemExit(2)
-    name, *rest = words
+    length = 2 if " ".join(words[:2]) in SUBCOMMANDS else 1
+    name, rest = " ".join(words[:length]), words[length:]
     if name not in SUBCOMMANDS:
         _refuse(name)
     tyro = require("tyro", "eval", "python -m eval")
