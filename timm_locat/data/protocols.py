@@ -109,6 +109,8 @@ class Protocol:
     """Alpha of CutMix's Beta distribution, one draw and one box per batch; 0 does none."""
     mix_prob: float = 1.0
     """Probability that a batch is mixed at all."""
+    mix_labels: bool = True
+    """Mix the targets as the images are mixed. False: pixels of another image and the label of this one alone."""
     switch_prob: float = 0.5
     """Probability that a mixed batch gets CutMix and not mixup, where both are on."""
     label_smoothing: float = 0.0
@@ -242,6 +244,8 @@ class Protocol:
         else:
             kept = mechanics.draw_beta(self.mixup, generator)
             images = mechanics.mixup(images, partner, kept)
+        if not self.mix_labels:
+            return images, targets
         return images, kept * targets + (1 - kept) * targets[partner]
 
     def _erase(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -289,6 +293,9 @@ PROTOCOLS: dict[str, Protocol] = {
     # Controls for CutMix, our choice throughout: mixing without boxes, as often as `cm`, and boxes without mixing.
     "mixup": Protocol(**BASELINE, mixup=1.0, mix_prob=0.5),
     "cutout": Protocol(**BASELINE, cutout=0.5),
+    "erasing": Protocol(**BASELINE, erase_prob=0.5),
+    # CutMix's pixels, and the label of the image that most of them may no longer come from.
+    "cm_pixels": Protocol(**BASELINE, **CM, mix_labels=False),
     # ImageNet recipe of LocAtViT (arXiv:2603.04892, its training script), which is that of DeiT. The colour jitter is
     # in the recipe and does nothing: timm leaves it out wherever RandAugment is on.
     "deit": Protocol(

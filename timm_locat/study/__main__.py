@@ -1,4 +1,4 @@
-"""python -m timm_locat.study STUDY --out FOLDER  [--help]"""
+"""python -m timm_locat.study STUDY --out FOLDER | report FOLDER | ship FOLDER  [--help]"""
 
 import logging
 import sys
@@ -16,7 +16,8 @@ def main() -> None:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from timm_locat.study.grid import STUDIES, Settings, cells
-    from timm_locat.study.run import is_done, open_study, parse_shard, run_cells
+    from timm_locat.study.report import write_report
+    from timm_locat.study.run import open_study, parse_shard, plan, run_cells
     from timm_locat.train.engine import Interrupted
 
     @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,23 @@ def main() -> None:
     logging.getLogger("timm_locat").setLevel(logging.INFO)
     about = "".join(f"\n\n{name}: {study.about}" for name, study in STUDIES.items())
     words = sys.argv[1:]
+    if words[:1] == ["report"]:
+        from timm_locat.study.report import ReportConfig, run
+
+        print(run(tyro.cli(ReportConfig, prog="python -m timm_locat.study report", args=words[1:])))
+        return
+    if words[:1] == ["ship"]:
+        from timm_locat.study.ship import ShipConfig, run
+
+        print(run(tyro.cli(ShipConfig, prog="python -m timm_locat.study ship", args=words[1:])))
+        return
     if words and not words[0].startswith("-"):
         words = ["--study", *words]
     command = tyro.cli(
         Command,
         prog="python -m timm_locat.study",
-        description=f"Train and measure a grid of conditions; what is done already is kept.{about}",
+        description="Train and measure a grid of conditions; what is done already is kept. `report FOLDER` writes the "
+        f"report of what is there, `ship FOLDER` copies the best weights of the study embedded.{about}",
         args=words,
     )
     settings = Settings(**{name: getattr(command, name) for name in Settings.__dataclass_fields__})
@@ -46,8 +58,7 @@ def main() -> None:
     first, count = parse_shard(command.shard)
     mine = cells(settings)[first - 1 :: count]
     if command.dry_run:
-        for cell in mine:
-            print(f"{'done' if is_done(out, cell) else 'to do':6} {cell.name}")
+        print(plan(out, mine))
         return
     open_study(out, settings)
     try:
@@ -55,6 +66,7 @@ def main() -> None:
             run_cells(out, mine)
     except Interrupted as stopped:
         exit_with_sentence(stopped)
+    print(f"wrote {write_report(out)}")
 
 
 if __name__ == "__main__":

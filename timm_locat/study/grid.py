@@ -12,11 +12,13 @@ from typing import Any, Literal, get_args
 from timm_locat.data import DATASETS, load
 from timm_locat.errors import UserError
 from timm_locat.train import TrainConfig
-from timm_locat.train.recipes import compact
+from timm_locat.train.recipes import compact, demo
 
 __all__ = ["STUDIES", "Cell", "Settings", "StudyName", "cells"]
 
-StudyName = Literal["protocol"]
+StudyName = Literal["protocol", "dose", "controls", "pooling", "scale", "embedded"]
+
+EMBEDDED = "fashion_mnist_mini"
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,65 @@ class Study:
 
     about: str
     conditions: tuple[Condition, ...]
+    seeds: int = 1
+    """Seeds of every condition when none are asked for."""
 
 
 def _protocols(*names: str) -> tuple[Condition, ...]:
     return tuple(Condition(name, data={"protocol": name}) for name in names)
 
 
+# timm's tiny, small and base with the patches of the compact ViT.
+SIZES: dict[str, dict[str, Any]] = {
+    "compact": {},
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3, "mlp_ratio": 4.0},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6, "mlp_ratio": 4.0},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0},
+}
+MEAN = {"global_pool": "avg", "class_token": False}
+
 STUDIES: dict[StudyName, Study] = {
     "protocol": Study(
         "All eight combinations of AutoAugment (aa), CutMix (cm) and label smoothing (ls), arXiv:2605.16390.",
         _protocols("baseline", "modern", "cm", "aa", "ls", "aa+cm", "cm+ls", "aa+ls"),
+    ),
+    "dose": Study(
+        "CutMix on a growing share of the batches.",
+        tuple(Condition(f"cm{p}", data={"protocol": "cm", "mix_prob": p}) for p in (0.0, 1.0, 0.5, 0.25, 0.75)),
+    ),
+    "controls": Study(
+        "What it is about CutMix: mixing without boxes, boxes without mixing, boxes of another image without its "
+        "label, and patches left out, each beside baseline and CutMix.",
+        (
+            *_protocols("baseline", "cm", "mixup", "cutout", "erasing", "cm_pixels"),
+            Condition("dropped", data={"protocol": "baseline"}, model_kwargs={"patch_drop_rate": 0.25}),
+        ),
+    ),
+    "pooling": Study(
+        "Class token against the mean over patches, which has no class token to look at.",
+        tuple(
+            Condition(f"{name}-{pool}", data={"protocol": name}, model_kwargs=kwargs)
+            for name in ("baseline", "modern")
+            for pool, kwargs in (("token", {}), ("mean", MEAN))
+        ),
+    ),
+    "scale": Study(
+        "Larger models on the same patches, with and without the modern protocol.",
+        tuple(
+            Condition(f"{name}-{size}", data={"protocol": name}, model_kwargs=kwargs)
+            for size, kwargs in SIZES.items()
+            for name in ("baseline", "modern")
+        ),
+    ),
+    "embedded": Study(
+        "The compact models on the images that the package carries: plain, LocAt, and each half of LocAt alone.",
+        (
+            Condition("plain"),
+            Condition("locat", model="locatvit_compact_patch4_32"),
+            Condition("gaug", model="locatvit_compact_patch4_32", model_kwargs={"prr": False}),
+            Condition("prr", model="locatvit_compact_patch4_32", model_kwargs={"gaug": False}),
+        ),
+        seeds=3,
     ),
 }
 """The studies by name."""
@@ -58,14 +109,16 @@ class Settings:
     """What the runs of a study have in common. A study folder holds one set of them."""
 
     study: StudyName
-    data: str = "fashion_mnist_mini"
+    data: str = EMBEDDED
     """A data set by name, an image folder, parquet files, a `save_to_disk` folder or a Hub id."""
     root: str | None = None
     """For a data set by name, the path of its files."""
+    conditions: tuple[str, ...] = ()
+    """Only these conditions; all of the study when none is given."""
     models: tuple[str, ...] = ()
     """timm names; the compact ViT that fits the data when none is given."""
-    seeds: int = 1
-    """Seeds of every condition: 0, 1, ..."""
+    seeds: int | None = None
+    """Seeds of every condition: 0, 1, ...; one, or three for `embedded`, when not given."""
     more_seeds: str | None = None
     """Another number of seeds for some conditions, such as `baseline,modern,cm=3`."""
     image_passes: int | None = None
@@ -77,6 +130,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.study not in get_args(StudyName):
             raise UserError(f"there is no study {self.study!r}; choose from {', '.join(STUDIES)}")
+        if self.study == "embedded" and self.data != EMBEDDED:
+            raise UserError(f"the study embedded is of {EMBEDDED}, got data={self.data!r}; leave it out")
+        known = [condition.name for condition in STUDIES[self.study].conditions]
+        unknown = [name for name in self.conditions if name not in known]
+        if unknown:
+            raise UserError(f"{self.study} has no condition {unknown[0]!r}; choose from {', '.join(known)}")
         for name in ("seeds", "image_passes", "global_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -85,17 +144,18 @@ class Settings:
 
     def seeds_of(self, condition: str) -> int:
         """Number of seeds of a condition."""
+        least = self.seeds or STUDIES[self.study].seeds
         if self.more_seeds is None:
-            return self.seeds
+            return least
         names, _, count = self.more_seeds.partition("=")
         known = [c.name for c in STUDIES[self.study].conditions]
         wrong = [name for name in names.split(",") if name not in known]
-        if wrong or not count.isdigit() or int(count) < self.seeds:
+        if wrong or not count.isdigit() or int(count) < least:
             raise UserError(
-                f"more_seeds must be conditions out of {', '.join(known)} and a number of at least seeds={self.seeds}, "
+                f"more_seeds must be conditions out of {', '.join(known)} and a number of at least seeds={least}, "
                 f"such as {known[0]}=3, got {self.more_seeds!r}"
             )
-        return int(count) if condition in names.split(",") else self.seeds
+        return int(count) if condition in names.split(",") else least
 
 
 @dataclass(frozen=True)
@@ -121,10 +181,10 @@ def cells(settings: Settings) -> list[Cell]:
     Raises:
         UserError: The data cannot be opened, or has too few images for one update.
     """
-    conditions = STUDIES[settings.study].conditions
+    conditions = [c for c in STUDIES[settings.study].conditions if c.name in (settings.conditions or (c.name,))]
     base = common_run(settings)
     models = settings.models or (base.model,)
-    most = max(settings.seeds_of(c.name) for c in conditions)
+    most = max(settings.seeds_of(condition.name) for condition in conditions)
     return [
         cell(settings, replace(base, model=model), condition, seed)
         for seed in range(most)
@@ -149,7 +209,10 @@ def cell(settings: Settings, base: TrainConfig, condition: Condition, seed: int)
 
 def common_run(settings: Settings) -> TrainConfig:
     """The run that all conditions change: the compact recipe, its epochs fitted to `image_passes`."""
-    base = compact("vit", settings.data if settings.data in DATASETS else "cifar10", "baseline")
+    if settings.study == "embedded":
+        base = replace(demo(), model="vit_compact_patch4_32")
+    else:
+        base = compact("vit", settings.data if settings.data in DATASETS else "cifar10", "baseline")
     batch = settings.global_batch_size or base.global_batch_size
     epochs, warmup = base.epochs, base.warmup_epochs
     if settings.image_passes is not None:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from timm_locat.study.grid import Cell, Settings
 from timm_locat.train.engine import train
 from timm_locat.train.run_folder import check_same_run
 
-__all__ = ["cell_folder", "is_done", "open_study", "parse_shard", "run_cells"]
+__all__ = ["cell_folder", "is_done", "open_study", "parse_shard", "plan", "run_cells"]
 
 _logger = logging.getLogger(__name__)
 
@@ -57,11 +58,11 @@ def open_study(out: Path, settings: Settings) -> None:
     if found is None:
         atomic_write(path, json.dumps(mine, indent=2) + "\n")
         return
-    # More seeds may be asked for later.
+    # More seeds and conditions may be asked for later.
     differ = [
         f"{name} was {found.get(name)!r}, is {mine.get(name)!r}"
         for name in sorted(found.keys() | mine.keys())
-        if name not in ("seeds", "more_seeds") and found.get(name) != mine.get(name)
+        if name not in ("seeds", "more_seeds", "conditions") and found.get(name) != mine.get(name)
     ]
     if differ:
         raise UserError(f"{out} holds another study: {'; '.join(differ)}; give the same settings, or another --out")
@@ -105,6 +106,21 @@ def run_cells(out: Path, todo: Sequence[Cell], *, progress: bool = True) -> int:
             train(replace(cell.config, out=cell_folder(out, cell), resume="auto"), f"study {cell.condition}")
             trained += 1
     return trained
+
+
+def plan(out: Path, todo: Sequence[Cell]) -> str:
+    """The cells, which of them are done, and how long the others will take by those that are."""
+    done = [cell for cell in todo if is_done(out, cell)]
+    names = {cell.name for cell in done}
+    lines = [f"{'done' if cell.name in names else 'to do':6} {cell.name}, {cell.config.epochs} epochs" for cell in todo]
+    left = len(todo) - len(done)
+    if done and left:
+        seconds = [read_record(cell_folder(out, cell) / "record.json")["results"]["seconds"] for cell in done]
+        minutes = left * statistics.median(seconds) / 60
+        lines.append(f"{left} to do, about {minutes:.0f} minutes of training for one process, by those that are done")
+    else:
+        lines.append(f"{left} to do; the cost is known once a cell is done" if left else "all are done")
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,108 @@
+"""Put the best weights of the study `embedded` into the package, where timm finds them without a network."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from tyro.conf import Positional
+
+from timm_locat.errors import UserError, require
+from timm_locat.models.weights import TAG, WEIGHTS
+from timm_locat.record import atomic_write
+from timm_locat.study.results import Row, interval, read_rows
+
+__all__ = ["ShipConfig", "run"]
+
+SHIPPED = ("plain", "locat")
+"""Conditions of the study `embedded` whose models are shipped."""
+LARGEST = 5_000_000
+"""Bytes that a shipped file may have."""
+
+
+@dataclass(frozen=True)
+class ShipConfig:
+    """Copy the best run of each shipped model of the study `embedded` into the package, in half precision."""
+
+    folder: Annotated[Path, Positional]
+    """Study folder of `python -m timm_locat.study embedded`."""
+    to: Path = WEIGHTS
+    """Folder for the weights."""
+    cards: Path = Path("hub_cards")
+    """Folder for the model cards."""
+
+
+def run(config: ShipConfig) -> str:
+    """Copy weights, records and cards; returns what was copied.
+
+    Raises:
+        UserError: A shipped model has no finished run.
+    """
+    rows = read_rows(config.folder)
+    told = []
+    for condition in SHIPPED:
+        mine = [row for row in rows if row.condition == condition]
+        if not mine:
+            raise UserError(f"{config.folder} has no finished run of {condition!r}: run the study embedded first")
+        best = max(mine, key=lambda row: row.value("test_accuracy"))
+        name = f"{best.model}.{TAG}"
+        size = ship(best, config.to, name)
+        atomic_write(config.cards / f"{name}.md", card(name, best, mine))
+        told.append(f"{name}: seed {best.seed}, {best.value('test_accuracy'):.1f} %, {size / 1e6:.1f} MB")
+    return "\n".join(told)
+
+
+def ship(row: Row, folder: Path, name: str) -> int:
+    """Write weights in half precision, and the record of their run beside them; returns the size of the file."""
+    safetensors = require("safetensors.torch", "hub", "shipping weights")
+    state = safetensors.load_file(row.folder / "model.safetensors")
+    data = safetensors.save({key: value.to(torch.float16) for key, value in state.items()}, {"format": "pt"})
+    if len(data) > LARGEST:
+        raise UserError(f"{name} takes {len(data):,} bytes, more than the {LARGEST:,} that a shipped file may have")
+    atomic_write(folder / f"{name}.safetensors", data)
+    atomic_write(folder / f"{name}.json", json.dumps(row.record, indent=2) + "\n")
+    return len(data)
+
+
+def card(name: str, best: Row, rows: list[Row]) -> str:
+    """Model card in Markdown, with the front matter that the Hub reads."""
+    run_, config = best.record["results"], best.record["config"]
+    scores = interval([row.value("test_accuracy") for row in rows])
+    return f"""---
+library_name: timm
+pipeline_tag: image-classification
+license: mit
+tags: [timm, timm-locat, image-classification]
+datasets: [zalando-datasets/fashion_mnist]
+metrics: [accuracy]
+---
+# {name}
+
+Trained from scratch on {run_["train_images"]:,} Fashion-MNIST images, {run_["image_passes"]:,} image passes. Shipped
+with timm-locat, so that examples and tests have trained weights without a network. Not for use in earnest.
+
+```python
+import timm_locat, timm
+
+model = timm.create_model("{name}", pretrained=True).eval()
+```
+
+## Results
+
+Test accuracy {run_["test_accuracy"]:.1f} % on {run_["test_images"]:,} images, as trained; the file holds half
+precision. It is the best of {len(rows)} seeds, chosen on these test images, whose mean is {scores.text(1)} %.
+
+## Training
+
+    {best.record["command"]}
+
+Seed {best.seed}, {config["epochs"]} epochs, batch {config["global_batch_size"]}, AdamW with peak learning rate
+{config["peak_lr"]:g}, {config["mixed_precision"]}; commit {best.record["commit"]}.
+The complete record is `timm_locat/models/weights/{name}.json`.
+
+## Limits
+
+28-pixel grey pictures of clothes, padded to 32 and copied to three channels; nothing else was seen. Fashion-MNIST is
+MIT-licensed.
+"""
