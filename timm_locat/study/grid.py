@@ -230,5 +230,5 @@ def common_run(settings: Settings) -> TrainConfig:
         global_batch_size=batch,
         mixed_precision=settings.mixed_precision,
         eval_every=max(1, epochs // 10),
-        record_locality="log",
+        record_locality="0" if settings.study == "embedded" else "log",  # 0: at the start and at the end
     )
