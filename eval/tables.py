@@ -1,25 +1,28 @@
-"""The README's tables, written from the records in `eval/results`: a number that is typed can be wrong."""
+"""Tables of the README and of the pages in docs, written from `eval/results`: a number that is typed can be wrong."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from timm_locat.errors import UserError
 from timm_locat.record import atomic_write, read_record
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
+PAGES = (README, *sorted((README.parent / "docs").glob("*.md")))
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """Write the tables of a Markdown file from the records, between its `table: NAME` and `end` comments."""
+    """Write the tables of Markdown files from the records, between their `table: NAME` and `end` comments."""
 
-    file: Path = README
-    """Markdown file to bring up to date."""
+    file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Markdown file to bring up to date; the README and all pages of docs when left out."""
     results: Path = RESULTS
     """Folder of records."""
     check: bool = False
@@ -72,7 +75,29 @@ def speed_table(records: Sequence[dict[str, Any]]) -> str:
     return markdown(head, rows)
 
 
-TABLES = {"train": ("train/", train_table), "speed": ("speed/", speed_table)}
+def locality_speed_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per model whose locality was recorded."""
+    rows = []
+    for record in records:
+        run, config = record["results"], record["config"]
+        peak = run["peak_memory_mib"]
+        rows.append(
+            [
+                f"`{config['model']}`",
+                f"{config['img_size']} x {config['img_size']}, batch {config['batch']}, {config['device']}",
+                *(f"{r['median']:.2f} ({r['q1']:.2f} .. {r['q3']:.2f})" for r in (run["ratio"], run["plain_ratio"])),
+                f"{run['memory_ratio']:.2f} ({peak['recorder']:.1f} / {peak['plain']:.1f} MiB)",
+            ]
+        )
+    head = ["model", "input", "recorder / plain (middle half)", "plain / plain", "peak memory"]
+    return markdown(head, rows)
+
+
+TABLES = {
+    "train": ("train/", train_table),
+    "speed": ("speed/", speed_table),
+    "locality-speed": ("locality-speed/", locality_speed_table),
+}
 """Name of a table: the protocols whose records are its rows, and the function that writes it."""
 
 
@@ -90,15 +115,20 @@ def render(text: str, results: Path) -> str:
 
 
 def run(config: Config) -> tuple[str, int]:
-    """Bring the file up to date, or check that it is."""
-    try:
-        text = config.file.read_text(encoding="utf-8")
-    except OSError as err:
-        raise UserError(f"cannot read {config.file}: {err.strerror}") from err
-    new = render(text, config.results)
-    if new == text:
-        return f"{config.file} is up to date", 0
-    if config.check:
-        return f"the tables of {config.file} differ from the records: run python -m eval tables", 1
-    atomic_write(config.file, new)
-    return f"wrote the tables of {config.file}", 0
+    """Bring the files up to date, or check that they are."""
+    said, status = [], 0
+    for file in PAGES if config.file is None else (config.file,):
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as err:
+            raise UserError(f"cannot read {file}: {err.strerror}") from err
+        new = render(text, config.results)
+        if new == text:
+            said.append(f"{file} is up to date")
+        elif config.check:
+            said.append(f"the tables of {file} differ from the records: run python -m eval tables")
+            status = 1
+        else:
+            atomic_write(file, new)
+            said.append(f"wrote the tables of {file}")
+    return "\n".join(said), status

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import SUBCOMMANDS
-from eval.tables import README, RESULTS, Config, render, run
+from eval.tables import MARKED, README, RESULTS, Config, render, run
 from timm_locat.train import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -64,8 +64,9 @@ def test_the_readme_opens_with_the_two_commands():
     assert text.index(first) < text.index(second) < text.index("import timm, torch")
 
 
-def test_the_readmes_tables_equal_the_records():
-    assert render(README.read_text(), RESULTS) == README.read_text()
+@pytest.mark.parametrize("page", [p for p in PAGES if MARKED.search(p.read_text())], ids=lambda p: p.name)
+def test_tables_equal_the_records(page):
+    assert render(page.read_text(), RESULTS) == page.read_text()
 
 
 def test_a_changed_number_is_noticed_and_mended(tmp_path):
