@@ -159,7 +159,14 @@ def test_attention_that_is_not_finite_is_refused():
         record(model, [images()])
 
 
-@pytest.mark.parametrize(("content", "sentence"), [("{", "not valid JSON"), ("[]", "expected a JSON object of loc")])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "expected a JSON object of loc"),
+        ('{"format": "locality/v1"}', "is damaged: 'mo"),
+    ],
+)
 def test_a_file_that_is_no_result_is_refused(tmp_path, content, sentence):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=sentence):

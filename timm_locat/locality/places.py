@@ -93,7 +93,7 @@ class Places:
                 f"{grid[0]}x{grid[1]}"
             )
         patch = (self.size[0] / whole[0], self.size[1] / whole[1])
-        for known, layout in self.layouts.items():
-            if layout.grid == grid and self.conventions.unit != "pixels":
-                return self.layouts[known]
+        for layout in self.layouts.values():  # layers that are alike share one
+            if (layout.grid, layout.num_prefix) == (grid, num_prefix) and self.conventions.unit != "pixels":
+                return layout
         return make_layout(grid, num_prefix, self.conventions, patch, device)

@@ -146,34 +146,45 @@ class _Recorder:
         self.images = 0
         self.tallies = [Tally() for _ in layers]
         self.gaussians: dict[int, Tally] = {}
-        self.pending: list[list[RowSums]] = [[] for _ in layers]
+        self.layer: AttentionLayer | None = None  # whose blocks are coming in
+        self.pending: list[RowSums] = []  # of that layer
+        self.rows = [0] * len(layers)  # query patches answered in the batch at hand
 
     def receive(self, block: Block) -> None:
         """Sum up the rows of a block that belong to patches."""
+        if block.layer is not self.layer:
+            self._flush()
+            self.layer = block.layer
         layout = self.places.of(block.layer, block.logits.shape[-1], block.logits.device)
         skip = max(0, layout.num_prefix - block.first_row)
         if skip < block.logits.shape[2]:
             first = block.first_row + skip - layout.num_prefix
-            logits, weights = block.logits[:, :, skip:], block.weights[:, :, skip:]
-            self.pending[block.layer.index].append(row_sums(logits, weights, layout, first))
+            self.pending.append(row_sums(block.logits[:, :, skip:], block.weights[:, :, skip:], layout, first))
+
+    def _flush(self) -> None:
+        """Take the rows of a layer into its means."""
+        if self.pending:
+            rows = RowSums(*(torch.cat(parts, dim=1) for parts in zip(*self.pending, strict=True)))
+            index = self.layer.index
+            self.tallies[index].add(row_measures(rows, self.places.layouts[index], self.conventions))
+            self.rows[index] += rows.own.shape[1]
+            self.pending.clear()
 
     def finish(self, images: int) -> None:
-        """Take a batch of so many images into the means."""
+        """A batch of so many images is through; every layer must have answered all of it."""
+        self._flush()
         self.images += images
-        for layer, pending in zip(self.layers, self.pending, strict=True):
+        for layer in self.layers:
             if layer.fixed:
                 continue
-            if not pending:
+            rows, self.rows[layer.index] = self.rows[layer.index], 0
+            if not rows:
                 raise UserError(f"cannot read attention of {layer.name}: the model did not run it")
-            rows = RowSums(*(torch.cat(parts, dim=1) for parts in zip(*pending, strict=True)))
             expected = images * self.places.queries(layer)
-            if rows.own.shape[1] != expected:
+            if rows != expected:
                 raise UserError(
-                    f"cannot read attention of {layer.name}: it answered {rows.own.shape[1]} queries of patches, "
-                    f"expected {expected}; the model may have been built for another image size"
+                    f"cannot read attention of {layer.name}: it answered {rows} queries of patches, expected {expected}"
                 )
-            self.tallies[layer.index].add(row_measures(rows, self.places.layouts[layer.index], self.conventions))
-            pending.clear()
 
     @contextmanager
     def reading_gaussians(self) -> Iterator[None]:

@@ -117,17 +117,20 @@ class Locality:
             data = data.get("results")  # the record of `python -m timm_locat.locality`
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise UserError(f"{path} is not a result of timm_locat.locality: expected a JSON object of {FORMAT}")
-        return cls(
-            model=data["model"],
-            conventions=Conventions(**data["conventions"]),
-            images=data["images"],
-            size=tuple(data["size"]) if data["size"] is not None else None,
-            layers=tuple(data["layers"]),
-            grids=tuple(tuple(grid) for grid in data["grids"]),
-            num_prefix=data["num_prefix"],
-            values=data["values"],
-            gaussians=data.get("gaussians"),
-        )
+        try:
+            return cls(
+                model=data["model"],
+                conventions=Conventions(**data["conventions"]),
+                images=data["images"],
+                size=tuple(data["size"]) if data["size"] is not None else None,
+                layers=tuple(data["layers"]),
+                grids=tuple(tuple(grid) for grid in data["grids"]),
+                num_prefix=data["num_prefix"],
+                values=data["values"],
+                gaussians=data.get("gaussians"),
+            )
+        except (KeyError, TypeError) as err:
+            raise UserError(f"{path} is damaged: {err}; measure again") from err
 
     def to_pandas(self):
         """A `pandas.DataFrame` with a row for each head: model, layer, head, and a column for each measure."""
