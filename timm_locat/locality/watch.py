@@ -5,7 +5,9 @@ the layer is built without the fused kernel. A fused call is answered here inste
 cache, each handed on before it is dropped, so that attention is computed once and no map is kept. All other layers run
 as they always do.
 
-A layer may answer its queries in several calls, as long as it goes through them in order, image after image.
+A layer may answer its queries in several calls, as long as it goes through them in order, image after image. A layer
+with a kernel of its own must leave it where `torch.overrides.has_torch_function` is true, as it is meanwhile; one that
+does not is refused, because its queries have no answer.
 
 Shape letters in this file:
     B images (or windows)   h heads   L queries of one call   T keys   D head dim
