@@ -90,9 +90,13 @@ def model_name(model: nn.Module) -> str:
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
     """The attention layers of a model in order: timm's (see `READABLE`), and every module with `attention_maps`.
 
+    A model that has such a method itself tells the attention of all its layers: name -> (h, T, T).
+
     Raises:
         UserError: It has none that can be read; the sentence names what it has instead.
     """
+    if hasattr(model, "attention_maps"):
+        return [AttentionLayer(i, name, _Told(m)) for i, (name, m) in enumerate(model.attention_maps().items())]
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -103,6 +107,17 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
         has = f"its layers with heads are {', '.join(kinds)}" if kinds else "it has no layer with heads"
         raise UserError(f"cannot read attention of {model_name(model)}: {has}; docs/locality.md says what can be read")
     return [AttentionLayer(index, name, module) for index, (name, module) in enumerate(found)]
+
+
+class _Told(nn.Module):
+    """Stands for a layer whose attention the model has told."""
+
+    def __init__(self, maps: Tensor) -> None:
+        super().__init__()
+        self.maps = maps
+
+    def attention_maps(self) -> Tensor:
+        return self.maps
 
 
 class _Watcher(TorchFunctionMode):

@@ -1,8 +1,18 @@
 """Model families. Importing this registers every one of them with timm."""
 
-from timm_locat.models import locatvit, vit_compact
+from timm_locat.models import locatvit, vit_compact, vit_posattn
 from timm_locat.models.create import create_model, parse_kwargs
 from timm_locat.models.features import dense_features
 from timm_locat.models.locatvit import LocAtViT
+from timm_locat.models.vit_posattn import PosAttnViT
 
-__all__ = ["LocAtViT", "create_model", "dense_features", "locatvit", "parse_kwargs", "vit_compact"]
+__all__ = [
+    "LocAtViT",
+    "PosAttnViT",
+    "create_model",
+    "dense_features",
+    "locatvit",
+    "parse_kwargs",
+    "vit_compact",
+    "vit_posattn",
+]

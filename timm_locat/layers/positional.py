@@ -1,0 +1,175 @@
+"""Self-attention in which queries and keys come from the positions alone, and values from the tokens.
+
+Source: "Vision Transformers provably learn spatial structure" (NeurIPS 2022), arXiv:2210.09221. Its text says that the
+attention is a function of the position encodings; how that enters a deep ViT was not available to us. Each head here
+has softmax((P Wq)(P Wk)^T / sqrt(d)), P being the normalised position table: our reading.
+
+Shape letters in this file:
+    B batch   h heads   T tokens   C channels   D head dim
+"""
+
+import math
+
+import torch
+from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
+from timm.models.vision_transformer import Block
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["PositionalAttention", "PositionalBlock", "conv_init_", "mimetic_init_"]
+
+
+class PositionalAttention(Attention):
+    """timm's `Attention`, state-dict keys included: two thirds of `qkv` read positions, the last third reads tokens.
+
+    Args:
+        dim: C.
+        num_heads: h.
+        kwargs: As for timm's `Attention`.
+    """
+
+    def logits(self, positions: Tensor) -> Tensor:
+        """(h, T, T) attention logits of (T, C) normalised positions."""
+        width = 2 * self.attn_dim
+        bias = None if self.qkv.bias is None else self.qkv.bias[:width]
+        qk = F.linear(positions, self.qkv.weight[:width], bias).view(-1, 2, self.num_heads, self.head_dim)
+        q, k = qk.permute(1, 2, 0, 3).unbind(0)
+        return (self.q_norm(q) * self.scale) @ self.k_norm(k).transpose(-2, -1)
+
+    def values(self, x: Tensor) -> Tensor:
+        """(B, T, h * D) values of (B, T, C) tokens."""
+        width = 2 * self.attn_dim
+        return F.linear(x, self.qkv.weight[width:], None if self.qkv.bias is None else self.qkv.bias[width:])
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Mix tokens.
+
+        Args:
+            x: (B, T, C).
+            weights: Attention after softmax, (h, T, T) for all images or (B, h, T, T).
+        """
+        B, T, _ = x.shape
+        v = self.values(x).view(B, T, self.num_heads, self.head_dim)
+        if self.training and self.attn_drop.p > 0.0:
+            weights = self.attn_drop(weights.expand(B, self.num_heads, T, T))  # each image its own
+        if weights.ndim == 3:
+            # All images in one product per head: the weights are read once.
+            y = weights @ v.permute(2, 1, 0, 3).reshape(self.num_heads, T, B * self.head_dim)
+            y = y.view(self.num_heads, T, B, self.head_dim).permute(2, 1, 0, 3)
+        else:
+            y = (weights @ v.transpose(1, 2)).transpose(1, 2)
+        y = self.norm(y.reshape(B, T, self.attn_dim))
+        if self.gate is not None:
+            y = y * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(y))
+
+
+class PositionalBlock(Block):
+    """timm's pre-norm `Block` around a `PositionalAttention`; `forward` takes the attention weights as well.
+
+    They have a default only because blocks sit in an `nn.Sequential`, whose own `forward` TorchScript compiles.
+    """
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            raise ValueError(
+                "PositionalBlock needs the attention of the positions: pass weights=(heads, tokens, tokens)"
+            )
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), weights)))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+def attend(logits: Tensor, keep: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    """Attention weights of logits.
+
+    Args:
+        logits: (h, T, T) of all tokens.
+        keep: (B, T') int64 indices of the tokens that are left in each image; None for all.
+        attn_mask: Boolean (True = may attend) or additive float mask that broadcasts to (B, h, T, T).
+        is_causal: As in timm.
+
+    Returns:
+        (h, T, T), or (B, h, T', T') where images differ.
+    """
+    if keep is not None:
+        rows = keep.unsqueeze(-1)
+        logits = logits[:, rows, keep.unsqueeze(1)].transpose(0, 1)
+    elif attn_mask is None and not is_causal:
+        return logits.softmax(dim=-1)
+    else:
+        logits = logits.unsqueeze(0)
+    mask = resolve_self_attn_mask(logits.shape[-1], logits, attn_mask, is_causal)
+    return maybe_add_mask(logits, mask).softmax(dim=-1)
+
+
+@torch.no_grad()
+def mimetic_init_(attn: PositionalAttention, alpha: float = 0.7, beta: float = 0.7) -> None:
+    """Make each head's Wq^T Wk close to `alpha` times noise plus `beta` times the identity.
+
+    After Trockman and Kolter (ICML 2023), arXiv:2305.09828: positions that resemble each other attend to each other.
+    """
+    dim = attn.qkv.in_features
+    weight = attn.qkv.weight[: 2 * attn.attn_dim].view(2, attn.num_heads, attn.head_dim, dim)
+    for head in range(attn.num_heads):
+        product = alpha * torch.randn(dim, dim) / math.sqrt(dim) + beta * torch.eye(dim)
+        left, values, right = torch.linalg.svd(product)
+        root = values[: attn.head_dim].sqrt()
+        weight[0, head] = (left[:, : attn.head_dim] * root).T
+        weight[1, head] = right[: attn.head_dim] * root.unsqueeze(1)
+    if attn.qkv.bias is not None:
+        attn.qkv.bias[: 2 * attn.attn_dim] = 0
+
+
+def sincos_positions(grid: tuple[int, int], dim: int) -> Tensor:
+    """(rows * columns, dim) table: sines and cosines of the row, then of the column, in neighbouring pairs.
+
+    Args:
+        grid: Patch rows and columns.
+        dim: A multiple of 4.
+    """
+    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
+    parts = []
+    for place in (rows.flatten(), columns.flatten()):
+        angle = place.unsqueeze(1) * _frequencies(dim)
+        parts.append(torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1))
+    return torch.cat(parts, dim=1)
+
+
+def _frequencies(dim: int) -> Tensor:
+    """Radians per patch, from half a turn to a slow drift."""
+    return math.pi * torch.logspace(0, -1.5, dim // 4)
+
+
+OFFSETS = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)]
+
+
+@torch.no_grad()
+def conv_init_(attn: PositionalAttention, first: int, gain: float = 6.0) -> None:
+    """Make each head look at the patch beside the query in one direction of a 3 x 3 window, as a convolution would.
+
+    Needs positions from `sincos_positions`: the logit of a head is then a sum of cosines of the distance from the patch
+    that it looks at, which is largest there. The idea is that of impulse initialisation (arXiv:2401.12511), solved
+    instead of fitted.
+
+    Args:
+        attn: Its head dim is a multiple of 4.
+        first: Which direction the first head looks in; the next heads take the next ones.
+        gain: Largest logit over all others' mean.
+    """
+    dim, pairs = attn.qkv.in_features, attn.head_dim // 4
+    weight = attn.qkv.weight[: 2 * attn.attn_dim].view(2, attn.num_heads, attn.head_dim, dim)
+    weight.zero_()
+    if attn.qkv.bias is not None:
+        attn.qkv.bias[: 2 * attn.attn_dim] = 0
+    frequencies = _frequencies(dim)
+    chosen = torch.linspace(0, len(frequencies) - 1, pairs).round().long()
+    size = math.sqrt(gain / (2 * pairs * attn.scale))
+    for head in range(attn.num_heads):
+        offset = OFFSETS[(first + head) % len(OFFSETS)]
+        for axis in range(2):
+            for slot, f in enumerate(chosen.tolist()):
+                source, target = axis * dim // 2 + 2 * f, axis * 2 * pairs + 2 * slot
+                turn = float(frequencies[f]) * offset[axis]
+                rotation = torch.tensor([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]])
+                weight[0, head, target : target + 2, source : source + 2] = size * rotation
+                weight[1, head, target : target + 2, source : source + 2] = size * torch.eye(2)
