@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
-from timm_locat.data import load
+from timm_locat.data import load, permute_patches
 from timm_locat.errors import MissingExtra, UserError, run_cli
 from timm_locat.record import read_record
 from timm_locat.train import RECIPES, DataConfig, TrainConfig
@@ -29,7 +29,7 @@ from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.engine import Interrupted, Trainer, train
 from timm_locat.train.launched import choose_threads
 from timm_locat.train.run_folder import choose_folder
-from timm_locat.train.samples import BatchPlan, Samples, evaluation_ids, seed_for
+from timm_locat.train.samples import BatchPlan, Samples, evaluation_ids, patch_order, seed_for
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"depth": 1, "embed_dim": 16, "num_heads": 2}
@@ -588,3 +588,13 @@ def test_a_bare_loop_makes_as_many_passes_as_an_update(monkeypatch):
     assert bare.results(18)["share_of_bare"] == pytest.approx(bare.seconds[0] / 0.5)
     assert bare.results(18)["bare_images_per_second"] == pytest.approx(18 / bare.seconds[0])
     assert spent >= bare.seconds[0]
+
+
+def test_permuted_patches_are_permuted_in_training_and_testing_alike(folder, tmp_path):
+    trainer = Trainer(config(folder, tmp_path, data={"permute_patches": 3}))
+    plain = Trainer(config(folder, tmp_path / "plain"))
+    images = trainer.test_samples.pixels[:2]
+    order = patch_order(16, 3)
+    expected = permute_patches(plain.prepare(images), order, (4, 4))
+    assert torch.equal(trainer.prepare(images), expected) and not torch.equal(expected, plain.prepare(images))
+    assert not torch.equal(order, patch_order(16, 4))

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from timm_locat.data import DATASETS, decode_all, eval_transform, load, pad32_rgb
+from timm_locat.data import DATASETS, decode_all, eval_transform, load, pad32_rgb, permute_patches
 from timm_locat.errors import UserError
 
 
@@ -168,3 +168,17 @@ def test_the_embedded_test_set_decodes_to_the_stated_mean():
     stored = images[..., 2:30, 2:30] / 255
     assert stored.mean() == pytest.approx(entry.mean[0], abs=0.01)
     assert stored.std() == pytest.approx(entry.std[0], abs=0.01)
+
+
+# Permuted patches
+
+
+def test_permuted_patches_are_where_the_order_says():
+    images = torch.arange(2 * 3 * 8 * 12).view(2, 3, 8, 12)
+    order = torch.tensor([5, 0, 3, 1, 4, 2])
+    out = permute_patches(images, order, (4, 4))
+    for place, source in enumerate(order.tolist()):
+        (r, c), (sr, sc) = divmod(place, 3), divmod(source, 3)
+        expected = images[:, :, 4 * sr : 4 * sr + 4, 4 * sc : 4 * sc + 4]
+        assert torch.equal(out[:, :, 4 * r : 4 * r + 4, 4 * c : 4 * c + 4], expected)
+    assert torch.equal(permute_patches(out, order.argsort(), (4, 4)), images)

@@ -19,7 +19,7 @@ from timm_locat.errors import UserError, require
 if TYPE_CHECKING:
     from timm_locat.data.datasets import ImageData
 
-__all__ = ["MAX_DECODED_BYTES", "EvalTransform", "decode_all", "eval_transform", "pad32_rgb"]
+__all__ = ["MAX_DECODED_BYTES", "EvalTransform", "decode_all", "eval_transform", "pad32_rgb", "permute_patches"]
 
 MAX_DECODED_BYTES = 4 * 2**30
 """`decode_all` refuses sets that would take more memory than this."""
@@ -48,6 +48,23 @@ def pad32_rgb(images: Tensor) -> Tensor:
         images = images.unsqueeze(-3)
     padded = F.pad(images, [2, 2, 2, 2], fill=0)
     return padded.expand(*padded.shape[:-3], 3, 32, 32).contiguous()
+
+
+def permute_patches(images: Tensor, order: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """The patches of every image in another order, the same for all.
+
+    Args:
+        images: (B, C, H, W), H and W multiples of the patch.
+        order: (N,) int64: patch i of the result, counted row by row, is patch `order[i]` of the image.
+        patch_size: Height and width of a patch in pixels.
+
+    Returns:
+        Images of the same shape.
+    """
+    height, width = images.shape[-2] // patch_size[0], images.shape[-1] // patch_size[1]
+    patches = images.unflatten(-2, (height, patch_size[0])).unflatten(-1, (width, patch_size[1]))
+    patches = patches.permute(2, 4, 0, 1, 3, 5).flatten(0, 1)[order.to(images.device)]
+    return patches.unflatten(0, (height, width)).permute(2, 3, 0, 4, 1, 5).flatten(4).flatten(2, 3)
 
 
 @dataclass(frozen=True)

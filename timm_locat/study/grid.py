@@ -91,12 +91,15 @@ STUDIES: dict[StudyName, Study] = {
         ),
     ),
     "embedded": Study(
-        "The compact models on the images that the package carries: plain, LocAt, and each half of LocAt alone.",
+        "The compact models on the images that the package carries: plain, LocAt, each half of LocAt "
+        "alone, and positional attention, also with the patches of all images in one other order.",
         (
             Condition("plain"),
             Condition("locat", model="locatvit_compact_patch4_32"),
             Condition("gaug", model="locatvit_compact_patch4_32", model_kwargs={"prr": False}),
             Condition("prr", model="locatvit_compact_patch4_32", model_kwargs={"gaug": False}),
+            Condition("posattn", model="vit_posattn_compact_patch4_32"),
+            Condition("permuted", data={"permute_patches": 0}, model="vit_posattn_compact_patch4_32"),
         ),
         seeds=3,
     ),

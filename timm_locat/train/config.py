@@ -29,6 +29,9 @@ class DataConfig:
     """Probability that a batch is mixed, instead of the protocol's."""
     label_smoothing: float | None = None
     """Share of the target spread over all classes, instead of the protocol's."""
+    permute_patches: int | None = None
+    """Seed of one permutation of the patches that is applied to every image, in training and in testing, after
+    augmentation. None leaves them where they are."""
     workers: int = 0
     """Processes per rank that read images; 0 reads in the training process, which is best for small sets."""
     in_memory: bool = True

@@ -44,6 +44,7 @@ from timm_locat.train.samples import (
     input_size,
     native_transform,
     normaliser,
+    permuted,
     seed_for,
 )
 from timm_locat.train.scores import evaluate
@@ -146,6 +147,8 @@ class Trainer:
             len(train_set), config.global_batch_size, config.grad_accum_steps, self.processes, config.seed
         )
         self.prepare = normaliser(facts, self.device)
+        if config.data.permute_patches is not None:
+            self.prepare = permuted(self.prepare, model, config.data.permute_patches)
         if config.grad_checkpointing:
             model.set_grad_checkpointing(True)
         optimizer = build_optimizer(config, model)

@@ -13,7 +13,7 @@ from timm.models import get_model_input_config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from timm_locat.data import DATASETS, ImageData, decode_all, eval_transform
+from timm_locat.data import DATASETS, ImageData, decode_all, eval_transform, permute_patches
 from timm_locat.data.augment import LoaderTransform
 from timm_locat.data.transforms import EvalTransform
 from timm_locat.errors import UserError
@@ -27,6 +27,8 @@ __all__ = [
     "input_size",
     "native_transform",
     "normaliser",
+    "patch_order",
+    "permuted",
     "seed_for",
 ]
 
@@ -115,6 +117,24 @@ def normaliser(facts: Mapping[str, Any], device: torch.device) -> Callable[[Tens
     """From uint8 (B, 3, H, W) to float32 on the device, normalised by the `mean` and `std` in `facts`."""
     mean, std = (torch.tensor(facts[name], device=device).view(1, -1, 1, 1) for name in ("mean", "std"))
     return lambda images: (images.to(device, non_blocking=True).float() / 255 - mean) / std
+
+
+def patch_order(num_patches: int, seed: int) -> Tensor:
+    """The permutation that `permute_patches` applies: (N,) int64, for `timm_locat.data.permute_patches`."""
+    return torch.randperm(num_patches, generator=torch.Generator().manual_seed(seed_for(seed)))
+
+
+def permuted(prepare: Callable[[Tensor], Tensor], model: nn.Module, seed: int) -> Callable[[Tensor], Tensor]:
+    """`prepare`, and then the patches of every image in one other order.
+
+    Raises:
+        UserError: The model does not cut images into patches.
+    """
+    embed = getattr(model, "patch_embed", None)
+    if not hasattr(embed, "num_patches"):
+        raise UserError(f"permute_patches needs a model with patches, got {type(model).__name__}; leave it out")
+    order = patch_order(embed.num_patches, seed)
+    return lambda images: permute_patches(prepare(images), order, tuple(embed.patch_size))
 
 
 class Samples(Dataset):
