@@ -6,6 +6,7 @@ import pickle
 import pytest
 import timm
 import torch
+from timm.utils import AttentionExtract
 from torch import nn
 
 from timm_locat.hub import export
@@ -70,7 +71,7 @@ def test_the_model_is_its_formula(grad):
 def test_every_image_has_the_same_attention_bit_for_bit():
     net, seen = spread(model()), []
     for block in net.blocks:
-        block.attn.register_forward_pre_hook(lambda module, args: seen.append(args[1].clone()))
+        block.attn.attn_drop.register_forward_hook(lambda module, args, out: seen.append(out[0].clone()))
     net(images(seed=1)), net(images(seed=2))
     layers = len(net.blocks)
     assert all(torch.equal(a, b) for a, b in zip(seen[:layers], seen[layers:], strict=True))
@@ -95,7 +96,7 @@ def test_attention_does_not_read_the_tokens():
     tokens = torch.randn(1, 65, 48)
     weights = net.attention_maps()["blocks.0.attn"]
     block = net.blocks[0].attn
-    both = block(torch.cat([tokens, 3 * tokens]), weights)
+    both = block(torch.cat([tokens, 3 * tokens]), weights[None], normalised=True)
     v = block.values(tokens).view(1, 65, 4, 12).transpose(1, 2)
     expected = block.proj((weights @ v).transpose(1, 2).reshape(1, 65, 48))
     torch.testing.assert_close(both[:1], expected, atol=1e-5, rtol=1e-4)
@@ -226,6 +227,16 @@ def test_an_exported_program_has_its_weights_as_inputs():
     assert not any("kept" in name for name in program.constants)
 
 
+@pytest.mark.parametrize("method", ["fx", "hook"])
+def test_attention_can_be_extracted_as_from_any_timm_vit(method):
+    net = spread(model())
+    with torch.no_grad():
+        found = AttentionExtract(net, method=method)(images())
+        found = [value for name, value in found.items() if "blocks" in name]
+    for maps, told in zip(found, net.attention_maps().values(), strict=True):
+        torch.testing.assert_close(maps, told.unsqueeze(0).expand_as(maps))
+
+
 # Options
 
 
@@ -292,7 +303,7 @@ def test_masks_are_obeyed():
     mask = torch.ones(65, 65, dtype=torch.bool)
     mask[:, 40:] = False
     seen = []
-    net.blocks[0].attn.register_forward_pre_hook(lambda module, args: seen.append(args[1]))
+    net.blocks[0].attn.attn_drop.register_forward_hook(lambda module, args, out: seen.append(out))
     net.forward_features(x, attn_mask=mask)
     assert (seen[0][..., 40:] == 0).all() and torch.allclose(seen[0].sum(-1), torch.ones(()))
     net.forward_features(x, is_causal=True)

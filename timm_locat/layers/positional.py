@@ -41,20 +41,23 @@ class PositionalAttention(Attention):
         width = 2 * self.attn_dim
         return F.linear(x, self.qkv.weight[width:], None if self.qkv.bias is None else self.qkv.bias[width:])
 
-    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attention: Tensor, normalised: bool = False) -> Tensor:
         """Mix tokens.
 
         Args:
             x: (B, T, C).
-            weights: Attention after softmax, (h, T, T) for all images or (B, h, T, T).
+            attention: (1, h, T, T) for all images or (B, h, T, T): logits with masks applied.
+            normalised: It has been through the softmax already.
         """
         B, T, _ = x.shape
-        v = self.values(x).view(B, T, self.num_heads, self.head_dim)
+        weights = attention if normalised else attention.softmax(dim=-1)
         if self.training and self.attn_drop.p > 0.0:
-            weights = self.attn_drop(weights.expand(B, self.num_heads, T, T))  # each image its own
-        if weights.ndim == 3:
+            weights = weights.expand(B, -1, -1, -1)  # each image drops its own
+        weights = self.attn_drop(weights)
+        v = self.values(x).view(B, T, self.num_heads, self.head_dim)
+        if weights.shape[0] == 1:
             # All images in one product per head: the weights are read once.
-            y = weights @ v.permute(2, 1, 0, 3).reshape(self.num_heads, T, B * self.head_dim)
+            y = weights[0] @ v.permute(2, 1, 0, 3).reshape(self.num_heads, T, B * self.head_dim)
             y = y.view(self.num_heads, T, B, self.head_dim).permute(2, 1, 0, 3)
         else:
             y = (weights @ v.transpose(1, 2)).transpose(1, 2)
@@ -65,41 +68,35 @@ class PositionalAttention(Attention):
 
 
 class PositionalBlock(Block):
-    """timm's pre-norm `Block` around a `PositionalAttention`; `forward` takes the attention weights as well.
+    """timm's pre-norm `Block` around a `PositionalAttention`; `forward` takes the attention as well.
 
     They have a default only because blocks sit in an `nn.Sequential`, whose own `forward` TorchScript compiles.
     """
 
-    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        if weights is None:
-            raise ValueError(
-                "PositionalBlock needs the attention of the positions: pass weights=(heads, tokens, tokens)"
-            )
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), weights)))
+    def forward(self, x: Tensor, attention: Tensor | None = None, normalised: bool = False) -> Tensor:
+        if attention is None:
+            raise ValueError("PositionalBlock needs the attention of the positions: pass (1, heads, T, T)")
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attention, normalised)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
-def attend(logits: Tensor, keep: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-    """Attention weights of logits.
+def masked_logits(logits: Tensor, keep: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    """Logits of the tokens that are left, with masks applied.
 
     Args:
         logits: (h, T, T) of all tokens.
         keep: (B, T') int64 indices of the tokens that are left in each image; None for all.
-        attn_mask: Boolean (True = may attend) or additive float mask that broadcasts to (B, h, T, T).
+        attn_mask: Boolean (True = may attend) or additive float mask that broadcasts to (B, h, T', T').
         is_causal: As in timm.
 
     Returns:
-        (h, T, T), or (B, h, T', T') where images differ.
+        (1, h, T, T), or (B, h, T', T') where images differ.
     """
-    if keep is not None:
-        rows = keep.unsqueeze(-1)
-        logits = logits[:, rows, keep.unsqueeze(1)].transpose(0, 1)
-    elif attn_mask is None and not is_causal:
-        return logits.softmax(dim=-1)
-    else:
+    if keep is None:  # noqa: SIM108  TorchScript narrows the type in a statement
         logits = logits.unsqueeze(0)
-    mask = resolve_self_attn_mask(logits.shape[-1], logits, attn_mask, is_causal)
-    return maybe_add_mask(logits, mask).softmax(dim=-1)
+    else:
+        logits = logits[:, keep.unsqueeze(-1), keep.unsqueeze(1)].transpose(0, 1)
+    return maybe_add_mask(logits, resolve_self_attn_mask(logits.shape[-1], logits, attn_mask, is_causal))
 
 
 @torch.no_grad()

@@ -22,14 +22,16 @@ from torch.nn import functional as F
 from timm_locat.layers.positional import (
     PositionalAttention,
     PositionalBlock,
-    attend,
     conv_init_,
+    masked_logits,
     mimetic_init_,
     sincos_positions,
 )
 from timm_locat.models._build import build_vit, check_img_size, register_model
 
 __all__ = ["PosAttnViT", "checkpoint_filter_fn"]
+
+torch.fx.wrap("masked_logits")  # masks of a traced call are not known yet
 
 CACHE_BYTES = 2**28
 """Attention that takes more than this is not kept between forward passes."""
@@ -190,6 +192,10 @@ class PosAttnViT(VisionTransformer):
         return {f"blocks.{i}.attn": logits.softmax(dim=-1) for i, logits in enumerate(self._logits(tuple(grid)))}
 
     @torch.jit.ignore
+    def _fresh_weights(self, grid: tuple[int, int]) -> list[Tensor]:
+        return [logits.softmax(dim=-1).unsqueeze(0) for logits in self._logits(grid)]
+
+    @torch.jit.ignore
     def _kept_weights(self, grid: tuple[int, int]) -> list[Tensor]:
         """Attention weights, from the last pass if nothing that they depend on has changed since.
 
@@ -208,7 +214,7 @@ class PosAttnViT(VisionTransformer):
         try:
             state = tuple((p._version, p.data_ptr(), p.dtype, p.device, tuple(p.shape)) for p in parameters)
         except RuntimeError:  # made in inference mode, or without a storage
-            return [logits.softmax(dim=-1) for logits in self._logits(grid)]
+            return self._fresh_weights(grid)
         key = (
             state,
             grid,
@@ -219,7 +225,7 @@ class PosAttnViT(VisionTransformer):
         kept = self._kept
         if kept is not None and kept[0] == key:
             return kept[1]
-        weights = [logits.softmax(dim=-1) for logits in self._logits(grid)]
+        weights = self._fresh_weights(grid)
         if sum(w.numel() * w.element_size() for w in weights) <= CACHE_BYTES:
             self._kept = (key, weights, [p.detach() for p in parameters])
         return weights
@@ -228,16 +234,17 @@ class PosAttnViT(VisionTransformer):
         """For copies and pickles, which keep attention of their own."""
         return {**self.__dict__, "_kept": None}
 
-    def _weights(
+    def _attention(
         self, x: Tensor, grid: tuple[int, int], keep: Tensor | None, attn_mask: Tensor | None, is_causal: bool
-    ) -> list[Tensor]:
-        """Attention weights of each layer for the tokens at hand."""
-        if not torch.jit.is_scripting():
-            simple = keep is None and attn_mask is None and not is_causal and type(x) is Tensor
+    ) -> tuple[list[Tensor], bool]:
+        """Attention of each layer for the tokens at hand, and whether it has been through the softmax."""
+        # A traced x is no plain tensor; what was kept would become a constant of the trace.
+        if not torch.jit.is_scripting() and type(x) is Tensor:
+            simple = keep is None and attn_mask is None and not is_causal
             tracing = torch.jit.is_tracing() or torch.compiler.is_compiling() or x.is_meta
             if simple and not self.training and not torch.is_grad_enabled() and not tracing:
-                return self._kept_weights(grid)
-        return [attend(logits, keep, attn_mask, is_causal) for logits in self._logits(grid)]
+                return self._kept_weights(grid), True
+        return [masked_logits(logits, keep, attn_mask, is_causal) for logits in self._logits(grid)], False
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], Tensor | None]:
         """Tokens that enter the first block, the grid, and which tokens are left (None: all)."""
@@ -263,15 +270,17 @@ class PosAttnViT(VisionTransformer):
                 keep = torch.cat((prefix, keep + self.num_prefix_tokens), dim=1)
         return self.norm_pre(x), (height, width), keep
 
-    def _blocks(self, x: Tensor, weights: list[Tensor], take: list[int], stop: int) -> tuple[Tensor, list[Tensor]]:
+    def _blocks(
+        self, x: Tensor, attention: list[Tensor], normalised: bool, take: list[int], stop: int
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run blocks 0..stop; returns the last output and those of the blocks in `take`."""
         taken: list[Tensor] = []
         for i, blk in enumerate(self.blocks):
             if i <= stop:
                 if self.grad_checkpointing and not torch.jit.is_scripting():
-                    x = checkpoint(blk, x, weights[i])
+                    x = checkpoint(blk, x, attention[i], normalised)
                 else:
-                    x = blk(x, weights[i])
+                    x = blk(x, attention[i], normalised)
                 if i in take:
                     taken.append(x)
         return x, taken
@@ -279,8 +288,8 @@ class PosAttnViT(VisionTransformer):
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, T, C) tokens after the final norm, prefix tokens first."""
         x, grid, keep = self._embed(x)
-        weights = self._weights(x, grid, keep, attn_mask, is_causal)
-        x, _ = self._blocks(x, weights, [], len(self.blocks) - 1)
+        attention, normalised = self._attention(x, grid, keep, attn_mask, is_causal)
+        x, _ = self._blocks(x, attention, normalised, [], len(self.blocks) - 1)
         return self.norm(x)
 
     def forward_intermediates(
@@ -301,8 +310,8 @@ class PosAttnViT(VisionTransformer):
         take, last = feature_take_indices(len(self.blocks), indices)
         height, width = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         x, grid, keep = self._embed(x)
-        weights = self._weights(x, grid, keep, attn_mask, is_causal)
-        x, taken = self._blocks(x, weights, take, last if stop_early else len(self.blocks) - 1)
+        attention, normalised = self._attention(x, grid, keep, attn_mask, is_causal)
+        x, taken = self._blocks(x, attention, normalised, take, last if stop_early else len(self.blocks) - 1)
         if norm:
             taken = [self.norm(y) for y in taken]
         prefix = [y[:, : self.num_prefix_tokens] for y in taken]
