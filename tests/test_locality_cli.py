@@ -51,6 +51,7 @@ def test_the_command_prints_a_table_and_leaves_numbers_and_pictures(tmp_path, mo
     assert command(monkeypatch, "locatvit_compact_patch4_32", *SOME, "--recall", "--out", out) == 0
     shown = capsys.readouterr()
     assert shown.err == "" and "least distance of a head" in shown.out and "by chance: 0.104" in shown.out
+    assert "sigma rows" in shown.out
     assert sorted(p.name for p in out.iterdir()) == [
         "distances.png", "gaussians.png", "locality.json", "maps.png", "plane.png"
     ]  # fmt: skip

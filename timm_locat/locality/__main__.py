@@ -184,14 +184,17 @@ COLUMNS = {
     "neighbour_mass": "neighbours",
     "prefix_mass": "prefix",
     "neighbourhood_recall": "recall",
+    "alpha": "alpha",
+    "sigma_rows": "sigma rows",
+    "sigma_columns": "sigma cols",
 }
-"""Measures of the table, and their heads."""
+"""Measures of the table, and their heads; those that a result lacks are left out."""
 
 
 def table(result: Locality) -> str:
     """A row for each layer: means over its heads, and the least distance of one."""
     counting = result.conventions
-    names = [name for name in COLUMNS if name in result.values]
+    names = [name for name in COLUMNS if name in result.tables]
     heads = ["layer", "least", *(COLUMNS[name] for name in names)]
     lines = [
         f"{result.model}: {result.images:,} images, distance in {counting.unit}, prefix tokens: {counting.prefix}",

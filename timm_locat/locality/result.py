@@ -60,9 +60,14 @@ class Locality:
             found[f"mean_{name}"] = _mean([value for row in table for value in row])
         return found
 
-    def layer_means(self, measure: str) -> list[float | None]:
-        """Mean of a measure over the heads of each layer."""
-        return [_mean(heads) for heads in self.values[measure]]
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Measures and learned Gaussians together."""
+        return self.values | (self.gaussians or {})
+
+    def layer_means(self, name: str) -> list[float | None]:
+        """Mean of a measure, or of a learned Gaussian, over the heads of each layer."""
+        return [_mean(heads) for heads in self.tables[name]]
 
     def compare(self, other: "Locality") -> dict[str, Any]:
         """This result beside another one, counted the same way.
@@ -135,9 +140,8 @@ class Locality:
     def to_pandas(self):
         """A `pandas.DataFrame` with a row for each head: model, layer, head, and a column for each measure."""
         pandas = require("pandas", "plots", "a table of heads")
-        tables = self.values | (self.gaussians or {})
         rows = [
-            {"model": self.model, "layer": i, "head": j, **{name: table[i][j] for name, table in tables.items()}}
+            {"model": self.model, "layer": i, "head": j, **{name: table[i][j] for name, table in self.tables.items()}}
             for i, row in enumerate(self.values["mad"])
             for j in range(len(row))
         ]
