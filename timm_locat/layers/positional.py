@@ -11,7 +11,7 @@ Shape letters in this file:
 import math
 
 import torch
-from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
+from timm.layers import Attention, maybe_add_mask, register_notrace_function, resolve_self_attn_mask
 from timm.models.vision_transformer import Block
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,16 +55,31 @@ class PositionalAttention(Attention):
             weights = weights.expand(B, -1, -1, -1)  # each image drops its own
         weights = self.attn_drop(weights)
         v = self.values(x).view(B, T, self.num_heads, self.head_dim)
-        if weights.shape[0] == 1:
-            # All images in one product per head: the weights are read once.
-            y = weights[0] @ v.permute(2, 1, 0, 3).reshape(self.num_heads, T, B * self.head_dim)
-            y = y.view(self.num_heads, T, B, self.head_dim).permute(2, 1, 0, 3)
-        else:
-            y = (weights @ v.transpose(1, 2)).transpose(1, 2)
+        y = mix(weights, v)
         y = self.norm(y.reshape(B, T, self.attn_dim))
         if self.gate is not None:
             y = y * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(y))
+
+
+@torch.fx.wrap
+@register_notrace_function
+def mix(weights: Tensor, v: Tensor) -> Tensor:
+    """Values mixed by attention weights.
+
+    Args:
+        weights: (1, h, T, T) for all images or (B, h, T, T).
+        v: (B, T, h, D).
+
+    Returns:
+        (B, T, h, D).
+    """
+    B, T, heads, dim = v.shape
+    if weights.shape[0] > 1:
+        return (weights @ v.transpose(1, 2)).transpose(1, 2)
+    # All images in one product per head: the weights are read once.
+    y = weights[0] @ v.permute(2, 1, 0, 3).reshape(heads, T, B * dim)
+    return y.view(heads, T, B, dim).permute(2, 1, 0, 3)
 
 
 class PositionalBlock(Block):
