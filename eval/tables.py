@@ -10,10 +10,13 @@ import tyro
 
 from timm_locat.errors import UserError
 from timm_locat.record import atomic_write, read_record
+from timm_locat.study.results import interval
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
 PAGES = (README, *sorted((README.parent / "docs").glob("*.md")))
+STUDY = "study "
+"""How the recipe of a run begins that is a cell of a study."""
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -36,9 +39,10 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def train_table(records: Sequence[dict[str, Any]]) -> str:
-    """One row per training run."""
+    """One row per training run that is not a cell of a study."""
     rows = []
-    for record in sorted(records, key=lambda r: (r["recipe"], r["seed"])):
+    own = [record for record in records if not record["recipe"].startswith(STUDY)]
+    for record in sorted(own, key=lambda r: (r["recipe"], r["seed"])):
         run, config = record["results"], record["config"]
         rows.append(
             [
@@ -93,8 +97,28 @@ def locality_speed_table(records: Sequence[dict[str, Any]]) -> str:
     return markdown(head, rows)
 
 
+def study_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per condition of a study: means over its seeds, with half their 95 % confidence intervals."""
+    cells: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        if record["recipe"].startswith(STUDY):
+            data, model = record["config"]["data"]["name"], record["config"]["model"]
+            cells.setdefault((data, model, record["recipe"].removeprefix(STUDY)), []).append(record)
+    rows = []
+    for (data, model, condition), runs in sorted(cells.items()):
+        results = [run["results"] for run in runs]
+        numbers = [interval([r["test_accuracy"] for r in results]).text(1)]
+        for name in ("min_mad_over_heads", "mean_mad", "mean_entropy"):
+            numbers.append(interval([r["locality"][name] for r in results]).text())
+        passes = f"{results[0]['image_passes']:,}"
+        rows.append([data, f"`{model}`", f"`{condition}`", passes, str(len(runs)), *numbers])
+    head = ["data", "model", "condition", "image passes", "seeds", "test accuracy (%)", "least distance of a head"]
+    return markdown([*head, "mean distance", "mean entropy"], rows)
+
+
 TABLES = {
     "train": ("train/", train_table),
+    "study": ("train/", study_table),
     "speed": ("speed/", speed_table),
     "locality-speed": ("locality-speed/", locality_speed_table),
 }

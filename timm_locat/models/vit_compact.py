@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 
 from timm_locat.models._build import build_vit, register_model
 from timm_locat.models.locatvit import LocAtViT, create_locatvit
+from timm_locat.models.weights import shipped
 
 __all__: list[str] = []  # timm's registry adds each entrypoint
 
@@ -36,9 +37,11 @@ def _cfg(**kwargs) -> dict[str, Any]:
 
 default_cfgs = generate_default_cfgs(
     {
-        "vit_compact_patch4_32.untrained": _cfg(input_size=(3, 32, 32), num_classes=10),
+        "vit_compact_patch4_32.fashion_mnist": _cfg(input_size=(3, 32, 32), **shipped("vit_compact_patch4_32")),
         "vit_compact_patch8_64.untrained": _cfg(input_size=(3, 64, 64), num_classes=200),
-        "locatvit_compact_patch4_32.untrained": _cfg(input_size=(3, 32, 32), num_classes=10),
+        "locatvit_compact_patch4_32.fashion_mnist": _cfg(
+            input_size=(3, 32, 32), **shipped("locatvit_compact_patch4_32")
+        ),
         "locatvit_compact_patch8_64.untrained": _cfg(input_size=(3, 64, 64), num_classes=200),
     }
 )

@@ -1,0 +1,59 @@
+"""The weights that come with the package: no network, the accuracy of their record, timm's ways of asking for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from timm_locat.data import DATASETS, decode_all, eval_transform, load
+from timm_locat.models.weights import LABELS, TAG, WEIGHTS
+
+NAMES = sorted(path.name.removesuffix(".safetensors") for path in WEIGHTS.glob("*.safetensors"))
+CARDS = Path(__file__).parents[1] / "hub_cards"
+
+
+@pytest.fixture(scope="module")
+def test_images():
+    entry = DATASETS["fashion_mnist_mini"]
+    transform = eval_transform((32, 32), 1.0, "bicubic", native_transform=entry.native_transform)
+    images, labels = decode_all(load("fashion_mnist_mini", "test"), transform)
+    return (images.float() / 255 - 0.5) / 0.5, labels
+
+
+def record(name):
+    return json.loads((WEIGHTS / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_weights_reach_the_accuracy_of_their_record(name, test_images):
+    model = timm.create_model(name, pretrained=True).eval()
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    with torch.inference_mode():
+        hits = (model(test_images[0]).argmax(1) == test_images[1]).float().mean().item()
+    # Trained and tested in bfloat16, stored in half precision: a few of 1,000 images may change sides.
+    assert 100 * hits == pytest.approx(record(name)["results"]["test_accuracy"], abs=0.7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_weights_are_found_and_adapted_as_timm_does(name):
+    architecture = name.removesuffix(f".{TAG}")
+    assert name in timm.list_pretrained(f"{architecture}*") and name in timm.list_models(pretrained=True)
+    assert tuple(timm.get_pretrained_cfg(name).label_names) == LABELS == DATASETS["fashion_mnist_mini"].names
+    x = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    assert timm.create_model(name, pretrained=True, num_classes=3, img_size=48).eval()(x).shape == (1, 3)
+    assert timm.create_model(name, pretrained=True, num_classes=0).eval()(x[..., :32, :32]).shape == (1, 192)
+    plain, given = timm.create_model(architecture, pretrained=True), timm.create_model(name, pretrained=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), given.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_file_is_small_and_has_a_card_with_its_number(name):
+    assert (WEIGHTS / f"{name}.safetensors").stat().st_size <= 5_000_000
+    card = (CARDS / f"{name}.md").read_text()
+    assert f"Test accuracy {record(name)['results']['test_accuracy']:.1f} %" in card and f'"{name}"' in card
+
+
+def test_plain_and_locat_are_shipped():
+    assert {"vit_compact_patch4_32.fashion_mnist", "locatvit_compact_patch4_32.fashion_mnist"} <= set(NAMES)
