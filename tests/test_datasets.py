@@ -392,7 +392,7 @@ def test_progress_bars_are_silent_while_loading_and_then_as_they_were(tmp_path, 
 def test_large_parquet_files_are_refused_before_they_are_read(tmp_path, monkeypatch):
     write_parquet(tmp_path, train=table([0]))
     monkeypatch.setattr("timm_locat.data._tables.MAX_PARQUET_BYTES", 100)
-    with pytest.raises(UserError, match="read into memory; convert it once"):
+    with pytest.raises(UserError, match=r"read into memory; stream it .*, or convert it once"):
         load(tmp_path)
 
 

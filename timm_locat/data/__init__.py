@@ -4,6 +4,7 @@ from timm_locat.data.datasets import ImageData, load
 from timm_locat.data.images import BACKGROUND, read_image, to_rgb8
 from timm_locat.data.protocols import PROTOCOLS, Protocol
 from timm_locat.data.registry import DATASETS, DatasetEntry
+from timm_locat.data.streams import ImageStream
 from timm_locat.data.transforms import EvalTransform, decode_all, eval_transform, pad32_rgb, permute_patches
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "DatasetEntry",
     "EvalTransform",
     "ImageData",
+    "ImageStream",
     "Protocol",
     "decode_all",
     "eval_transform",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
+from timm_locat.data._shards import Shard
 from timm_locat.data.images import ImageSource
 from timm_locat.errors import UserError
 
@@ -31,12 +32,24 @@ class Samples(Protocol):
     def source(self, index: int) -> str: ...
 
 
+class Streamed(Protocol):
+    """Undecoded images to be read from start to end."""
+
+    @property
+    def num_rows(self) -> int | None: ...
+    def shards(self, labels: Tensor | None) -> list[Shard]: ...
+    def source(self, index: int) -> str: ...
+
+
 @dataclass(frozen=True)
 class Found:
-    """A split before decoding: N samples, their labels (N,) int64, the class names, and what was left out."""
+    """A split before decoding: N samples, their labels (N,) int64, the class names, and what was left out.
 
-    samples: Samples
-    labels: Tensor
+    A split to be streamed has shards in the place of samples, and no labels yet where it comes from the Hub.
+    """
+
+    samples: "Samples | Streamed"
+    labels: Tensor | None
     classes: tuple[str, ...]
     left_out: Mapping[str, int]
 

@@ -8,17 +8,18 @@ time (as unpacking an archive does) would give the old images.
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
+from timm_locat.data._columns import image_and_label, labels_of
 from timm_locat.data._folders import ALL, SPLITS, Found, extension, find_split, follows_training, kind_of_split
+from timm_locat.data._shards import ParquetShard, SavedShard, Shard, as_user_error
 from timm_locat.data.images import ImageSource
 from timm_locat.errors import UserError, require
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 MAX_PARQUET_BYTES = 4 * 2**30
 """Parquet files larger than this together are refused, since they are held in memory."""
 
-IMAGE_COLUMNS = ("image", "img")
-LABEL_COLUMNS = ("label", "labels", "fine_label")
+SAVED_SHARD_ROWS = 1000
+"""Rows that make a shard of a table written by `save_to_disk`."""
 
 _WHY = "reading tables of images"
 
@@ -72,6 +73,24 @@ class Rows:
         return self.origins.source(index)
 
 
+@dataclass(frozen=True)
+class StreamedRows:
+    """Undecoded images that are read from start to end: a table, and its image column."""
+
+    table: "Table"
+    column: str
+
+    @property
+    def num_rows(self) -> int:
+        return self.table.origins.ends[-1]
+
+    def shards(self, labels: Tensor) -> list[Shard]:
+        return self.table.shards(self.column, labels)
+
+    def source(self, index: int) -> str:
+        return self.table.origins.source(index)
+
+
 class Table(Protocol):
     """One split as a table."""
 
@@ -83,6 +102,11 @@ class Table(Protocol):
     def origins(self) -> Origins: ...
     def column(self, name: str) -> list[Any]: ...
     def undecoded(self, name: str) -> "datasets.Dataset": ...
+    def shards(self, name: str, labels: Tensor) -> list[Shard]: ...
+
+
+Reader = Callable[[Table, Table | None, str, tuple[str, ...] | None], Found]
+"""`read_table` or `stream_table`."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +141,24 @@ class ParquetTable:
         if size > MAX_PARQUET_BYTES:
             raise UserError(
                 f"{self.where} takes {size / 2**30:.1f} GiB, more than the {MAX_PARQUET_BYTES / 2**30:g} GiB that are "
-                "read into memory; convert it once with datasets.load_dataset('parquet', ...) and save_to_disk"
+                "read into memory; stream it (streaming=True, --data.streaming), or convert it once with "
+                "datasets.load_dataset('parquet', ...) and save_to_disk"
             )
         datasets = require("datasets", "data", _WHY)
         arrow = require("pyarrow", "data", _WHY)
         table = arrow.concat_tables([_parquet_column(file, name) for file in self.files])
-        return _not_decoding(datasets.Dataset(datasets.table.InMemoryTable(table)), name)
+        return not_decoding(datasets.Dataset(datasets.table.InMemoryTable(table)), name)
+
+    def shards(self, name: str, labels: Tensor) -> list[Shard]:
+        """A shard for each row group."""
+        shards: list[Shard] = []
+        read = 0
+        for file in self.files:
+            first = 0
+            for group, rows in enumerate(_row_groups(file)):
+                shards.append(ParquetShard(file, group, name, first, labels[read : read + rows]))
+                first, read = first + rows, read + rows
+        return shards
 
 
 @dataclass(frozen=True)
@@ -144,17 +180,23 @@ class SavedTable:
         return list(self.table[name][:])
 
     def undecoded(self, name: str) -> "datasets.Dataset":
-        return _not_decoding(self.table.select_columns([name]), name)
+        return not_decoding(self.table.select_columns([name]), name)
+
+    def shards(self, name: str, labels: Tensor) -> list[Shard]:
+        """A shard for every thousand rows; they are mapped into memory, so that any can be read."""
+        table = self.undecoded(name)
+        starts = range(0, len(table), SAVED_SHARD_ROWS)
+        return [SavedShard(table, self.where, name, i, labels[i : i + SAVED_SHARD_ROWS]) for i in starts]
 
 
-def open_tables(path: Path, split: str, classes: tuple[str, ...] | None) -> Found | None:
+def open_tables(path: Path, split: str, classes: tuple[str, ...] | None, read: Reader) -> Found | None:
     """One split of whatever tables a folder holds; None where it holds none. Arguments as for `open_parquet`."""
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return open_saved(path, split, classes)
-    return open_parquet(path, split, classes) if parquet_files(path) else None
+        return open_saved(path, split, classes, read)
+    return open_parquet(path, split, classes, read) if parquet_files(path) else None
 
 
-def open_parquet(path: Path, split: str, classes: tuple[str, ...] | None) -> Found:
+def open_parquet(path: Path, split: str, classes: tuple[str, ...] | None, read: Reader) -> Found:
     """One split of a parquet file, or of the parquet files in a folder.
 
     Args:
@@ -162,6 +204,7 @@ def open_parquet(path: Path, split: str, classes: tuple[str, ...] | None) -> Fou
             name begins or ends with: `train.parquet`, `train-00000-of-00002.parquet`, `mini-train.parquet`.
         split: Any name of a split; `all` reads a given file whatever its name, or a folder whose files name no split.
         classes: Class names in the order of their labels; those of the training split when None.
+        read: What is made of the table that is found.
     """
     files = [path] if path.is_file() else parquet_files(path)
     by_split: dict[str | None, list[Path]] = {}
@@ -171,16 +214,16 @@ def open_parquet(path: Path, split: str, classes: tuple[str, ...] | None) -> Fou
     if kind_of_split(split) == ALL:
         if by_split and path.is_dir():
             raise UserError(f"{path} is divided into {', '.join(by_split)}; ask for one of them instead of {ALL!r}")
-        return read_table(ParquetTable(tuple(files)), None, split, classes)
+        return read(ParquetTable(tuple(files)), None, split, classes)
     tables = {name: ParquetTable(tuple(named)) for name, named in by_split.items()}
-    found = choose_table(tables, path, split, classes, f"a file named {split}*.parquet or *-{split}.parquet")
+    found = choose_table(tables, path, split, classes, f"a file named {split}*.parquet or *-{split}.parquet", read)
     return replace(found, left_out=Counter(extension(file.name) for file in unnamed))
 
 
-def open_saved(path: Path, split: str, classes: tuple[str, ...] | None) -> Found:
+def open_saved(path: Path, split: str, classes: tuple[str, ...] | None, read: Reader) -> Found:
     """One split of a folder written by `save_to_disk`; arguments as for `open_parquet`."""
     datasets = require("datasets", "data", _WHY)
-    with _no_bars(datasets), _as_user_error(path):
+    with _no_bars(datasets), as_user_error(path):
         saved = datasets.load_from_disk(str(path))
     if isinstance(saved, datasets.DatasetDict):
         tables = {name: SavedTable(table, str(path / name)) for name, table in saved.items()}
@@ -189,13 +232,18 @@ def open_saved(path: Path, split: str, classes: tuple[str, ...] | None) -> Found
     else:
         table = SavedTable(saved, str(path))
         if split == ALL:
-            return read_table(table, None, split, classes)
+            return read(table, None, split, classes)
         tables = {str(saved.split): table} if saved.split else {}
-    return choose_table(tables, path, split, classes, f"a split named {split}")
+    return choose_table(tables, path, split, classes, f"a split named {split}", read)
 
 
 def choose_table(
-    tables: Mapping[str, Table], path: Path | str, split: str, classes: tuple[str, ...] | None, wanted: str
+    tables: Mapping[str, Table],
+    path: Path | str,
+    split: str,
+    classes: tuple[str, ...] | None,
+    wanted: str,
+    read: Reader,
 ) -> Found:
     """Read the asked one of several splits, labelled as in the training split.
 
@@ -205,13 +253,14 @@ def choose_table(
         split: Any name of a split but `all`, or another name that one of the tables has.
         classes: Class names in the order of their labels; those of the training split when None.
         wanted: What an error says was expected there.
+        read: What is made of the table that is found.
     """
     table = find_split(split, tables, str(path))
     if table is None:
         has = f"it has {', '.join(tables)}" if tables else f"nothing there names a split; ask for {ALL!r} to use all"
         raise UserError(f"expected {wanted} in {path}, but {has}")
     trained = find_split("train", tables, str(path)) if follows_training(split) else None
-    return read_table(table, trained, split, classes)
+    return read(table, trained, split, classes)
 
 
 def read_table(table: Table, trained: Table | None, split: str, classes: tuple[str, ...] | None) -> Found:
@@ -223,12 +272,25 @@ def read_table(table: Table, trained: Table | None, split: str, classes: tuple[s
         split: Name of the asked split.
         classes: Class names in the order of their labels; those of the training split when None.
     """
-    image_column = _pick_column(table, "image", IMAGE_COLUMNS, _is_image)
-    label_column = _pick_column(table, "label", LABEL_COLUMNS, _is_class_label)
-    labels, classes = _labels(table, trained, label_column, split, classes)
+    image_column, labels, classes = _described(table, trained, split, classes)
+    return Found(Rows(table.undecoded(image_column), image_column, table.origins), labels, classes, {})
+
+
+def stream_table(table: Table, trained: Table | None, split: str, classes: tuple[str, ...] | None) -> Found:
+    """The same for reading from start to end: labels are read now, images are not."""
+    image_column, labels, classes = _described(table, trained, split, classes)
+    return Found(StreamedRows(table, image_column), labels, classes, {})
+
+
+def _described(
+    table: Table, trained: Table | None, split: str, classes: tuple[str, ...] | None
+) -> tuple[str, Tensor, tuple[str, ...]]:
+    """Image column, labels (N,) and class names."""
+    image_column, label_column = image_and_label(table)
+    labels, classes = labels_of(table, trained, label_column, split, classes)
     if not len(labels):
         raise UserError(f"{table.where} has no rows; a split needs at least one image")
-    return Found(Rows(table.undecoded(image_column), image_column, table.origins), labels, classes, {})
+    return image_column, labels, classes
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -249,134 +311,34 @@ def _split_of(file: Path) -> str | None:
     return next(iter(named), None)
 
 
-def _pick_column(table: Table, what: str, names: Sequence[str], is_such: Any) -> str:
-    """The column of one of the usual names, else the only one of the right kind."""
-    features = table.features
-    for name in names:
-        if name in features and (what == "label" or is_such(features[name])):
-            return name
-    such = [name for name, feature in features.items() if is_such(feature)]
-    if len(such) == 1:
-        return such[0]
-    raise UserError(
-        f"expected a column named {' or '.join(names)} with the {what}s in {table.where}, got columns "
-        f"{', '.join(features)}; rename the right one"
-    )
-
-
-def _is_image(feature: Any) -> bool:
-    """An Image feature, or what it is stored as where the file does not say: bytes, or a struct that has bytes."""
-    if isinstance(feature, dict):
-        return "bytes" in feature
-    return type(feature).__name__ == "Image" or getattr(feature, "dtype", None) in ("binary", "large_binary")
-
-
-def _is_class_label(feature: Any) -> bool:
-    return type(feature).__name__ == "ClassLabel"
-
-
-def _label_kind(table: Table, column: str) -> str:
-    """`names` for a ClassLabel column, `whole numbers` or `strings`."""
-    feature = table.features.get(column)
-    dtype = getattr(feature, "dtype", type(feature).__name__)
-    if _is_class_label(feature):
-        return "names"
-    if re.fullmatch(r"u?int(8|16|32|64)", dtype):
-        return "whole numbers"
-    if dtype in ("string", "large_string"):
-        return "strings"
-    raise UserError(
-        f"expected class labels, whole numbers or strings in column {column} of {table.where}, got {dtype}; convert it"
-    )
-
-
-def _labels(
-    table: Table, trained: Table | None, column: str, split: str, classes: tuple[str, ...] | None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels (N,) int64 in the order of `classes` or, without them, of the training split; and the class names."""
-    kind = _label_kind(table, column)
-    values = table.column(column)
-    if None in values:
-        row = table.origins.source(values.index(None))
-        raise UserError(f"{row} has nothing in column {column}; fill it in or remove the row")
-    if kind == "names":
-        here = tuple(table.features[column].names)
-        _check_range(values, len(here), table)
-        values = [here[value] for value in values]
-    if classes is None:
-        classes = _classes_of_training(table, trained, column, split, kind, values)
-    if kind == "whole numbers":
-        _check_range(values, len(classes), table)
-        return torch.tensor(values, dtype=torch.int64), classes
-    order = {name: label for label, name in enumerate(classes)}
-    for row, value in enumerate(values):
-        if value not in order:
-            raise UserError(
-                f"{table.origins.source(row)} has label {value!r}, which is none of the {len(classes)} classes of the "
-                "training split or of classes=...; remove the row, or add the class there"
-            )
-    return torch.tensor([order[value] for value in values], dtype=torch.int64), classes
-
-
-def _classes_of_training(
-    table: Table, trained: Table | None, column: str, split: str, kind: str, values: list[Any]
-) -> tuple[str, ...]:
-    """Class names as the training split has them: stated by it, or found among its labels."""
-    source = trained or table
-    if source.features.get(column) is None or _label_kind(source, column) != kind:
-        raise UserError(f"column {column} of {source.where} holds no {kind} as {table.where} does; write them alike")
-    if kind == "names":
-        return tuple(source.features[column].names)
-    if trained is None and follows_training(split):
-        raise UserError(
-            f"{table.where} has no training split beside it to tell which classes there are; give the class names in "
-            "the order of their labels (classes=...)"
-        )
-    seen = trained.column(column) if trained else values
-    if kind == "strings":
-        return tuple(sorted({value for value in seen if value is not None}))
-    return tuple(str(label) for label in range(1 + max((value for value in seen if value is not None), default=-1)))
-
-
-def _check_range(labels: list[int], num_classes: int, table: Table) -> None:
-    for row, label in enumerate(labels):
-        if not 0 <= label < num_classes:
-            raise UserError(
-                f"{table.origins.source(row)} has label {label}, but the labels of {num_classes} classes are "
-                f"0..{num_classes - 1}; correct the label or remove the row"
-            )
-
-
 def _parquet_header(file: Path) -> tuple[Any, int]:
     """Arrow schema and number of rows of a parquet file."""
     parquet = require("pyarrow.parquet", "data", _WHY)
-    with _as_user_error(file), parquet.ParquetFile(file) as opened:
+    with as_user_error(file), parquet.ParquetFile(file) as opened:
         return opened.schema_arrow, opened.metadata.num_rows
 
 
 def _parquet_column(file: Path, name: str) -> Any:
     """One column of a parquet file, as an arrow table."""
     parquet = require("pyarrow.parquet", "data", _WHY)
-    with _as_user_error(file), parquet.ParquetFile(file) as opened:
+    with as_user_error(file), parquet.ParquetFile(file) as opened:
         return opened.read(columns=[name])
 
 
-def _not_decoding(table: "datasets.Dataset", column: str) -> "datasets.Dataset":
+def _row_groups(file: Path) -> list[int]:
+    """Number of rows of each row group of a parquet file."""
+    parquet = require("pyarrow.parquet", "data", _WHY)
+    with as_user_error(file), parquet.ParquetFile(file) as opened:
+        return [opened.metadata.row_group(i).num_rows for i in range(opened.num_row_groups)]
+
+
+def not_decoding(table: "datasets.Dataset", column: str) -> "datasets.Dataset":
     """The table with its image column as bytes and path: decoding is the image reader's work."""
     datasets = require("datasets", "data", _WHY)
     table = table.with_format(None)
     if isinstance(table.features[column], datasets.Image):
         return table.cast_column(column, datasets.Image(decode=False))
     return table
-
-
-@contextmanager
-def _as_user_error(path: Path) -> Iterator[None]:
-    """Damaged tables are the user's to mend; arrow's own errors are OSErrors and ValueErrors."""
-    try:
-        yield
-    except (OSError, ValueError) as err:
-        raise UserError(f"cannot read {path}: {' '.join(str(err).split())}; write it again") from err
 
 
 @contextmanager

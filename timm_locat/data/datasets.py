@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal, overload
 
 import torch
 from PIL import Image
@@ -15,9 +16,10 @@ from torch.utils.data import Dataset
 from timm_locat.data._folders import Found, Samples, find_split, open_folder
 from timm_locat.data._hub import open_hub, parse_hub_id
 from timm_locat.data._imagenet import is_tiny_imagenet, open_tiny_imagenet, readable
-from timm_locat.data._tables import ParquetTable, choose_table, open_parquet, open_tables
+from timm_locat.data._tables import ParquetTable, choose_table, open_parquet, open_tables, read_table, stream_table
 from timm_locat.data.images import read_image
 from timm_locat.data.registry import DATASETS, DatasetEntry
+from timm_locat.data.streams import ImageStream
 from timm_locat.errors import UserError
 
 __all__ = ["ImageData", "load"]
@@ -66,13 +68,36 @@ class ImageData(Dataset[tuple[Image.Image, int]]):
         return i % len(self)
 
 
+@overload
+def load(
+    name_or_path: str | os.PathLike[str],
+    split: str = ...,
+    *,
+    classes: Sequence[str] | None = ...,
+    root: str | os.PathLike[str] | None = ...,
+    streaming: Literal[False] = ...,
+) -> ImageData: ...
+
+
+@overload
+def load(
+    name_or_path: str | os.PathLike[str],
+    split: str = ...,
+    *,
+    classes: Sequence[str] | None = ...,
+    root: str | os.PathLike[str] | None = ...,
+    streaming: Literal[True],
+) -> ImageStream: ...
+
+
 def load(
     name_or_path: str | os.PathLike[str],
     split: str = "train",
     *,
     classes: Sequence[str] | None = None,
     root: str | os.PathLike[str] | None = None,
-) -> ImageData:
+    streaming: bool = False,
+) -> ImageData | ImageStream:
     """Open one split of a labelled image data set.
 
     Args:
@@ -93,6 +118,8 @@ def load(
             for a set known by name they are always the same.
         root: For a set known by name, where its files are: see its entry's `layouts`, or parquet files or a folder of
             `save_to_disk` as on the Hub. When None it is fetched from the Hub and kept in the cache of `datasets`.
+        streaming: Read the images from the start to the end, and neither hold nor keep them. For parquet files, folders
+            of `save_to_disk` and data sets of the Hub; of the latter only with class labels, or with `classes`.
 
     Returns:
         The images with labels that follow `classes`. A class may be without images in a test split.
@@ -108,30 +135,40 @@ def load(
         classes = _checked_classes(classes)
     entry = DATASETS.get(name)
     if entry is not None:
-        found = _reordered(_open_named(name, entry, split, root), classes)
+        found = _reordered(_open_named(name, entry, split, root, streaming), classes)
     elif root is not None:
         raise UserError(f"root goes with the name of a set ({', '.join(DATASETS)}), not with {name!r}; leave it out")
     else:
-        found = _open_path(name, split, classes, hub_allowed=isinstance(name_or_path, str))
+        found = _open_path(name, split, classes, streaming, hub_allowed=isinstance(name_or_path, str))
+    if streaming:
+        rows = found.samples
+        return ImageStream(name, split, found.classes, rows.num_rows, rows.shards(found.labels))
     return ImageData(name, split, found.classes, found.labels, dict(found.left_out), found.samples)
 
 
-def _open_named(name: str, entry: DatasetEntry, split: str, root: str | os.PathLike[str] | None) -> Found:
+def _open_named(
+    name: str, entry: DatasetEntry, split: str, root: str | os.PathLike[str] | None, streaming: bool
+) -> Found:
     """One split of a set known by name, with the classes that the set is defined to have."""
+    read = stream_table if streaming else read_table
     asked = find_split(split, {known: known for known in entry.sizes}, name)
     if asked is None:
         raise UserError(f"{name} has no split {split}, it has {', '.join(entry.sizes)}; ask for one of these")
     if entry.files:
         if root is not None:
             raise UserError(f"{name} is shipped with this package; leave root out")
-        return choose_table({asked: ParquetTable((entry.files[asked],))}, name, asked, None, f"a split {asked}")
+        return choose_table({asked: ParquetTable((entry.files[asked],))}, name, asked, None, f"a split {asked}", read)
     if root is None:
         instead = f"give the path of a local copy (root=...), which holds {entry.layouts}"
-        return _as_defined(open_hub(entry.hub, asked, None, instead), name, entry, str(entry.hub))
+        found = open_hub(entry.hub, asked, None, instead, streaming=streaming)
+        return _as_defined(found, name, entry, str(entry.hub))
     path = Path(root).expanduser()
     if not path.is_dir():
         raise UserError(f"there is no folder {path}; root must be one that holds {entry.layouts}")
-    found = open_tables(path, entry.hub.splits.get(asked, asked), None) or entry.open_local(path, asked)
+    found = open_tables(path, entry.hub.splits.get(asked, asked), None, read)
+    if found is None and streaming:
+        raise UserError(_not_to_be_streamed(path))
+    found = found or entry.open_local(path, asked)
     found = _as_defined(found, name, entry, str(path))
     if len(found.labels) != entry.sizes[asked]:
         raise UserError(
@@ -163,8 +200,11 @@ def _reordered(found: Found, classes: tuple[str, ...] | None) -> Found:
     """With labels in the order of the given class names."""
     if classes is None or classes == found.classes:
         return found
-    order = {name: label for label, name in enumerate(classes)}
-    labels = torch.tensor([order.get(name, -1) for name in found.classes])[found.labels]
+    labels = {name: label for label, name in enumerate(classes)}
+    order = tuple(labels.get(name, -1) for name in found.classes)
+    if found.labels is None:
+        return replace(found, classes=classes, samples=found.samples.ordered(order))
+    labels = torch.tensor(order)[found.labels]
     unknown = (labels < 0).nonzero()
     if len(unknown):
         index = int(unknown[0])
@@ -175,23 +215,37 @@ def _reordered(found: Found, classes: tuple[str, ...] | None) -> Found:
     return replace(found, classes=classes, labels=labels)
 
 
-def _open_path(name: str, split: str, classes: tuple[str, ...] | None, *, hub_allowed: bool) -> Found:
+def _not_to_be_streamed(path: Path) -> str:
+    return (
+        f"{path} cannot be streamed, which is for parquet files, folders of save_to_disk and data sets of the Hub; "
+        "leave streaming out: files of images are read one by one anyway"
+    )
+
+
+def _open_path(name: str, split: str, classes: tuple[str, ...] | None, streaming: bool, *, hub_allowed: bool) -> Found:
+    read = stream_table if streaming else read_table
     path = Path(name).expanduser()
     if path.is_file() and path.suffix.lower() != ".parquet":
         raise UserError(f"cannot load {name}: it is a file of another kind; expected {_SUPPORTED}")
     if path.is_file():
-        return open_parquet(path, split, classes)
+        return open_parquet(path, split, classes, read)
     if not path.is_dir():
         hub = parse_hub_id(name) if hub_allowed else None
         if hub is None:
             raise UserError(_not_there(name))
-        return open_hub(hub, split, classes, f"if {name} was meant as a path, there is none; give one to {_SUPPORTED}")
-    if is_tiny_imagenet(path):
+        instead = f"if {name} was meant as a path, there is none; give one to {_SUPPORTED}"
+        return open_hub(hub, split, classes, instead, streaming=streaming)
+    if is_tiny_imagenet(path) and not streaming:
         asked = find_split(split, {known: known for known in ("train", "test")}, name)
         if asked is None:
             raise UserError(f"{name} is divided into train and val; ask for one of them instead of {split!r}")
         return _reordered(open_tiny_imagenet(path, asked), classes)
-    return open_tables(path, split, classes) or open_folder(path, split, classes)
+    found = open_tables(path, split, classes, read)
+    if found is not None:
+        return found
+    if streaming:
+        raise UserError(_not_to_be_streamed(path))
+    return open_folder(path, split, classes)
 
 
 def _not_there(name: str) -> str:
