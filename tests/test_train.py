@@ -1,11 +1,8 @@
 """The trainer: what a run sees, what it leaves, how it stops and goes on, and what it says about mistakes."""
 
-import csv
-import dataclasses
 import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +14,12 @@ import timm
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from training_runs import SIZES, TINY, Killed, config, easy_folder, kill_after, rows, same, weights
 
 from timm_locat.data import load, permute_patches
 from timm_locat.errors import MissingExtra, UserError, run_cli
 from timm_locat.record import read_record
-from timm_locat.train import RECIPES, DataConfig, TrainConfig
+from timm_locat.train import RECIPES, DataConfig
 from timm_locat.train.__main__ import main
 from timm_locat.train.bare import BareLoop
 from timm_locat.train.build import build_optimizer, build_schedule
@@ -32,52 +30,11 @@ from timm_locat.train.run_folder import choose_folder
 from timm_locat.train.samples import BatchPlan, Samples, evaluation_ids, patch_order, seed_for
 
 ROOT = Path(__file__).parents[1]
-SIZES = {"depth": 1, "embed_dim": 16, "num_heads": 2}
-TINY = json.dumps(SIZES)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder data set of two easy classes: 24 training and 10 test images of 16 x 16 pixels."""
-    root = tmp_path_factory.mktemp("data")
-    generator = torch.Generator().manual_seed(0)
-    for split, count in (("train", 12), ("test", 5)):
-        for name, level in (("dark", 30), ("light", 220)):
-            (root / split / name).mkdir(parents=True)
-            for i in range(count):
-                noise = torch.randint(0, 30, (16, 16, 3), dtype=torch.uint8, generator=generator)
-                Image.fromarray((noise + level).numpy()).save(root / split / name / f"{i}.png")
-    return root
-
-
-def config(folder, out, **changes):
-    data = DataConfig(**{"name": str(folder), "protocol": "modern", **changes.pop("data", {})})
-    base = TrainConfig(
-        model="locatvit_compact_patch4_32",
-        data=data,
-        model_kwargs=TINY,
-        img_size=16,
-        epochs=3,
-        global_batch_size=8,
-        warmup_epochs=1,
-        drop_path_rate=0.2,
-        out=out,
-    )
-    return dataclasses.replace(base, **changes)
-
-
-def weights(folder):
-    return load_checkpoint(folder)["model"]
-
-
-def rows(folder):
-    """Metrics without the columns that are times or memory."""
-    with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if not re.search("second|memory", k)} for row in csv.DictReader(file)]
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    return easy_folder(tmp_path_factory.mktemp("data"))
 
 
 # What a run sees
@@ -169,23 +126,6 @@ def test_a_run_learns_and_leaves_everything_behind(folder, tmp_path):
     dark = (torch.full((1, 3, 16, 16), 40.0) / 255 - 0.5) / 0.5
     assert model(dark).argmax(1).item() == 0 and model(-dark).argmax(1).item() == 1
     assert not list(tmp_path.glob("*.partial*")) and not list(tmp_path.glob(".*"))
-
-
-class Killed(Exception):
-    """Stands for SIGKILL: nothing of ours handles it."""
-
-
-def kill_after(monkeypatch, update):
-    """Let a run die without warning after so many updates."""
-    done, original = [0], Trainer._train_update
-
-    def once(self, source):
-        if done[0] == update:
-            raise Killed
-        done[0] += 1
-        original(self, source)
-
-    monkeypatch.setattr(Trainer, "_train_update", once)
 
 
 @pytest.mark.parametrize(("workers", "protocol"), [(0, "modern"), (2, "modern"), (0, "deit"), (2, "deit")])

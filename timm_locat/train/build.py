@@ -1,18 +1,62 @@
-"""Build the model, the optimizer and the schedule of a run."""
+"""Build what a run trains with: data, model, optimizer, schedule."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from timm.data import resolve_model_data_config
 from timm.layers import set_fused_attn, use_fused_attn
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
+from timm_locat.data import ImageData, ImageStream, Protocol, load
 from timm_locat.models import create_model, parse_kwargs
-from timm_locat.train.config import TrainConfig
+from timm_locat.train.config import DataConfig, TrainConfig
+from timm_locat.train.samples import Samples, input_size, native_transform
+from timm_locat.train.stream import StreamedSamples, open_samples
 
-__all__ = ["build_model", "build_optimizer", "build_schedule"]
+__all__ = ["build_model", "build_optimizer", "build_samples", "build_schedule", "open_sets"]
+
+
+def open_sets(data: DataConfig) -> tuple[ImageData | ImageStream, ImageData | ImageStream]:
+    """The training and the test split, with the classes of the former.
+
+    Raises:
+        UserError: See `timm_locat.data.load`.
+    """
+    options = {"root": data.root, "streaming": data.streaming}
+    train = load(data.name, "train", **options)
+    return train, load(data.name, "test", classes=train.classes, **options)
+
+
+def build_samples(
+    config: TrainConfig,
+    model: nn.Module,
+    train: ImageData | ImageStream,
+    test: ImageData | ImageStream,
+    *,
+    progress: bool,
+) -> tuple[Protocol, Samples | StreamedSamples, Samples | StreamedSamples]:
+    """The augmentation of a run, and what reads its images at the size that the model takes.
+
+    Args:
+        config: The run.
+        model: As `build_model` returned it.
+        train: From `open_sets`.
+        test: The same.
+        progress: Show a bar where a set is decoded once.
+    """
+    facts = resolve_model_data_config(model)
+    size = input_size(model, config.model)
+    options = {"crop_pct": facts["crop_pct"], "interpolation": facts["interpolation"]}
+    options |= {"in_memory": config.data.in_memory, "progress": progress}
+    # Cutout and the noise of random erasing are to be the model's idea of nothing.
+    protocol = replace(config.data.augmentation(), pixel_mean=tuple(facts["mean"]), pixel_std=tuple(facts["std"]))
+    per_image = protocol.per_image(size, native_transform=native_transform(train))
+    training = {"per_image": per_image, "skip_broken": config.skip_broken, "buffer": config.data.shuffle_buffer}
+    return protocol, open_samples(train, size, **training, **options), open_samples(test, size, **options)
 
 
 def build_model(config: TrainConfig, num_classes: int, *, fused: bool = True) -> nn.Module:

@@ -36,12 +36,22 @@ class DataConfig:
     """Processes per rank that read images; 0 reads in the training process, which is best for small sets."""
     in_memory: bool = True
     """Decode a set once and keep it in memory as 8-bit pixels where that takes less than 2 GiB."""
+    streaming: bool = False
+    """Read parquet files, a folder of `save_to_disk` or a data set of the Hub from start to end, and keep nothing."""
+    shuffle_buffer: int = 10_000
+    """Undecoded images that a streamed epoch is shuffled from, over all processes; they are held in memory."""
+    updates_per_epoch: int | None = None
+    """Optimizer steps that make an epoch, where a stream does not state its length or a part of it is enough."""
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
         if self.workers < 0:
             raise ValueError(f"workers must be 0 or more, got {self.workers}")
+        for name in ("shuffle_buffer", "updates_per_epoch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         self.augmentation()
 
     def augmentation(self) -> Protocol:
@@ -123,6 +133,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         parse_kwargs(self.model_kwargs, "--model-kwargs")
         check_when(self.record_locality)
+        if self.record_locality is not None and self.data.streaming:
+            raise ValueError("record_locality needs test images in any order, which a stream has not; leave one out")
         for name in ("epochs", "global_batch_size", "grad_accum_steps", "eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

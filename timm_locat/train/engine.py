@@ -5,13 +5,13 @@ checkpoint holds the rest. So a run that was killed continues as if it had not b
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from timm_locat.data import load
 from timm_locat.data.show import show_batch
 from timm_locat.errors import UserError
 from timm_locat.record import atomic_write, plain_json
 from timm_locat.train.bare import BareLoop, synchronize
 from timm_locat.train.broken import Broken
-from timm_locat.train.build import build_model, build_optimizer, build_schedule
+from timm_locat.train.build import build_model, build_optimizer, build_samples, build_schedule, open_sets
 from timm_locat.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from timm_locat.train.config import TrainConfig
 from timm_locat.train.course import Course
 from timm_locat.train.finish import finish
 from timm_locat.train.launched import check_processes, choose_threads
-from timm_locat.train.run_folder import check_same_run, choose_folder, describe, to_csv
+from timm_locat.train.run_folder import check_same_run, choose_folder, counted, describe, to_csv
 from timm_locat.train.samples import (
     BatchPlan,
-    Samples,
     batches,
-    evaluation_ids,
-    input_size,
-    native_transform,
     normaliser,
     permuted,
     seed_for,
 )
-from timm_locat.train.scores import evaluate
+from timm_locat.train.scores import evaluate, in_step
 from timm_locat.train.session import Interrupted, StopRequest, deterministic, new_accelerator, peak_memory_mib
 from timm_locat.train.state import is_sharded, load_states, model_state, optimizer_state
 from timm_locat.train.trackers import start_tracker
@@ -120,8 +115,7 @@ class Trainer:
     def _open(self) -> None:
         """Open the data, build what it trains, and plan who sees what."""
         config = self.config
-        train_set = load(config.data.name, "train", root=config.data.root)
-        test_set = load(config.data.name, "test", root=config.data.root, classes=train_set.classes)
+        train_set, test_set = open_sets(config.data)
         self.classes = train_set.classes
         # On a CPU, the fused kernel takes twice as long as plain attention in bfloat16.
         fused = not (self.device.type == "cpu" and self.accelerator.mixed_precision == "bf16")
@@ -129,22 +123,22 @@ class Trainer:
         model = build_model(config, len(self.classes), fused=fused)
         self.num_parameters = sum(p.numel() for p in model.parameters())
         facts = resolve_model_data_config(model)
-        size = input_size(model, config.model)
-        options = dict(
-            crop_pct=facts["crop_pct"],
-            interpolation=facts["interpolation"],
-            in_memory=config.data.in_memory,
-            progress=self.is_main and sys.stderr.isatty(),
+        progress = self.is_main and sys.stderr.isatty()
+        self.protocol, self.train_samples, self.test_samples = build_samples(
+            config, model, train_set, test_set, progress=progress
         )
-        # Cutout and the noise of random erasing are to be the model's idea of nothing.
-        self.protocol = replace(
-            config.data.augmentation(), pixel_mean=tuple(facts["mean"]), pixel_std=tuple(facts["std"])
-        )
-        per_image = self.protocol.per_image(size, native_transform=native_transform(train_set))
-        self.train_samples = Samples(train_set, size, per_image=per_image, skip_broken=config.skip_broken, **options)
-        self.test_samples = Samples(test_set, size, **options)
+        if is_sharded(self.accelerator) and self.test_samples.num_images is None:
+            raise UserError(
+                f"nothing states how many images the streamed test split of {config.data.name} has, which sharded "
+                "processes need to evaluate in step; leave streaming or sharding out"
+            )
         self.plan = BatchPlan(
-            len(train_set), config.global_batch_size, config.grad_accum_steps, self.processes, config.seed
+            self.train_samples.num_images,
+            config.global_batch_size,
+            config.grad_accum_steps,
+            self.processes,
+            config.seed,
+            config.data.updates_per_epoch,
         )
         self.prepare = normaliser(facts, self.device)
         if config.data.permute_patches is not None:
@@ -229,7 +223,8 @@ class Trainer:
         config, start = self.config, time.perf_counter()
         self.log(
             f"{config.model}: {self.num_parameters:,} parameters, {len(self.classes)} classes; "
-            f"{len(self.train_samples):,} training and {len(self.test_samples):,} test images of {config.data.name}; "
+            f"{counted(self.train_samples.num_images)} training and {counted(self.test_samples.num_images)} test "
+            f"images of {config.data.name}; "
             f"{self.processes} process(es) on {self.device.type}, {torch.get_num_threads()} threads, "
             f"precision {self.accelerator.mixed_precision}; run folder {self.folder}"
         )
@@ -258,7 +253,7 @@ class Trainer:
     def _train_epoch(self) -> dict[str, Any]:
         """The rest of the current epoch; returns its row of the metrics, the test columns still empty."""
         config, plan = self.config, self.plan
-        ids = plan.epoch(self.epoch, self.rank, self.update)
+        ids = self.train_samples.training_ids(plan, self.epoch, self.rank, self.update)
         seeds = (config.seed, self.epoch)
         source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers, broken=self.broken)
         self.waited = 0.0
@@ -351,9 +346,8 @@ class Trainer:
 
     def show_batch(self, path: Path) -> None:
         """Draw the first batch of the run as the model would see it."""
-        images, labels = next(
-            batches(self.train_samples, self.plan.epoch(0, self.rank)[:1], seeds=(self.config.seed, 0))
-        )
+        ids = itertools.islice(self.train_samples.training_ids(self.plan, 0, self.rank), 1)
+        images, labels = next(batches(self.train_samples, ids, seeds=(self.config.seed, 0)))
         images, _, targets = self._augment(images, labels, self.plan.draw_seed(0, 0, 0, self.rank))
         title = f"protocol {self.config.data.protocol} on {self.config.data.name}"
         show_batch(images, targets, self.classes, path, title)
@@ -374,8 +368,9 @@ class Trainer:
         if not wrong:
             return
         self.optimizer.zero_grad()
-        steps = self.plan.epoch(self.epoch, self.rank, self.update)[: self.config.grad_accum_steps]
-        images = [self.train_samples.data.source(i) for ids in steps for i in ids]
+        steps = self.train_samples.training_ids(self.plan, self.epoch, self.rank, self.update)
+        steps = itertools.islice(steps, self.config.grad_accum_steps)
+        images = [self.train_samples.source(i) for ids in steps for i in ids]
         mine = {"rank": self.rank, "loss": plain_json(loss.item() / len(images)), "images": images}
         told = {"epoch": self.epoch + 1, "update": self.update + 1, "processes": gather_object([mine])}
         self.save(NOT_FINITE)
@@ -428,14 +423,12 @@ class Trainer:
         return results
 
     def _test(self, forward: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        ids = evaluation_ids(len(self.test_samples), 4 * self.plan.micro_batch_size, self.rank, self.processes)
+        size = 4 * self.plan.micro_batch_size
+        ids = self.test_samples.evaluation_ids(size, self.rank, self.processes)
         source = batches(self.test_samples, ids, workers=self.config.data.workers)
+        if is_sharded(self.accelerator):
+            passes = math.ceil(math.ceil(self.test_samples.num_images / self.processes) / size)
+            idle = self.prepare(torch.zeros(1, 3, *self.test_samples.transform.img_size, dtype=torch.uint8))
+            source = in_step(source, passes, lambda: forward(idle))
         with self.accelerator.autocast():
-            results = evaluate(forward, source, self.prepare, self.accelerator, len(self.classes))
-            if is_sharded(self.accelerator):  # every process takes part in every forward pass
-                most = len(evaluation_ids(len(self.test_samples), 4 * self.plan.micro_batch_size, 0, self.processes))
-                images, _ = next(batches(self.test_samples, [[0]]))
-                with torch.no_grad():
-                    for _ in range(most - len(ids)):
-                        forward(self.prepare(images))
-        return results
+            return evaluate(forward, source, self.prepare, self.accelerator, len(self.classes))

@@ -10,13 +10,14 @@ from accelerate import Accelerator
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from timm_locat.data import ImageData, load
+from timm_locat.data import ImageData, ImageStream, load
 from timm_locat.errors import UserError
 from timm_locat.models import create_model, parse_kwargs
 from timm_locat.record import write_record
 from timm_locat.train.launched import check_processes, choose_threads
-from timm_locat.train.samples import Samples, batches, evaluation_ids, input_size, normaliser
+from timm_locat.train.samples import batches, input_size, normaliser
 from timm_locat.train.scores import evaluate
+from timm_locat.train.stream import open_samples
 
 __all__ = ["EvaluateConfig", "run"]
 
@@ -34,6 +35,8 @@ class EvaluateConfig:
     root: str | None = None
     """For a data set by name, the path of its files."""
     split: str = "test"
+    streaming: bool = False
+    """Read parquet files, a folder of `save_to_disk` or a data set of the Hub from start to end, and keep nothing."""
     model_kwargs: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
     """Further arguments of the model as a JSON object."""
     img_size: int | None = None
@@ -57,13 +60,14 @@ def label_names(model: nn.Module) -> tuple[str, ...] | None:
     return tuple(names) if names else None
 
 
-def open_data(config: EvaluateConfig, model: nn.Module) -> ImageData:
+def open_data(config: EvaluateConfig, model: nn.Module) -> ImageData | ImageStream:
     """The images, with labels in the order of the model's logits.
 
     Raises:
         UserError: The data has another number of classes than the model.
     """
-    data = load(config.data, config.split, classes=label_names(model), root=config.root)
+    names = label_names(model)
+    data = load(config.data, config.split, classes=names, root=config.root, streaming=config.streaming)
     if len(data.classes) != model.num_classes:
         raise UserError(
             f"{config.model} has {model.num_classes} classes and {config.data} has {len(data.classes)}; "
@@ -83,14 +87,14 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     model = create_model(config.model, pretrained=True, img_size=size, **kwargs).eval().to(accelerator.device)
     data = open_data(config, model)
     facts = resolve_model_data_config(model)
-    samples = Samples(
+    samples = open_samples(
         data,
         input_size(model, config.model),
         crop_pct=facts["crop_pct"],
         interpolation=facts["interpolation"],
         in_memory=False,
     )
-    ids = evaluation_ids(len(data), config.batch_size, accelerator.process_index, accelerator.num_processes)
+    ids = samples.evaluation_ids(config.batch_size, accelerator.process_index, accelerator.num_processes)
     source = batches(samples, ids, workers=config.workers)
     scores = evaluate(model, source, normaliser(facts, accelerator.device), accelerator, model.num_classes)
     results = summarise(scores, data.classes)

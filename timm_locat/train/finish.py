@@ -73,7 +73,7 @@ def summary(trainer: "Trainer", tested: dict[str, float]) -> dict[str, Any]:
         "test_images": tested["samples"],
         "train_accuracy": history[-1]["train_accuracy"],
         "train_loss": history[-1]["train_loss"],
-        "train_images": len(trainer.train_samples),
+        "train_images": trainer.train_samples.num_images,
         "image_passes": config.epochs * trainer.plan.updates_per_epoch * config.global_batch_size,
         "images_per_second": statistics.median(row["images_per_second"] for row in history),
         "seconds": sum(row["seconds"] for row in history),

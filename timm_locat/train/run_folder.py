@@ -10,7 +10,7 @@ from timm_locat.errors import UserError
 from timm_locat.record import plain_json
 from timm_locat.train.config import DataConfig, TrainConfig
 
-__all__ = ["check_same_run", "choose_folder", "describe", "to_csv"]
+__all__ = ["check_same_run", "choose_folder", "counted", "describe", "to_csv"]
 
 COLUMNS = (
     "epoch",
@@ -74,6 +74,11 @@ def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
         for kind in (TrainConfig, DataConfig)
     )
     return {**run, **saved, "data": {**data, **saved["data"]}}
+
+
+def counted(images: int | None) -> str:
+    """How many images there are, for people."""
+    return "an unstated number of" if images is None else f"{images:,}"
 
 
 def describe(row: dict[str, Any], epochs: int) -> str:

@@ -3,9 +3,9 @@
 No sampler, loader or process holds state that a resumed run would have to restore.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,11 +13,14 @@ from timm.models import get_model_input_config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from timm_locat.data import DATASETS, ImageData, decode_all, eval_transform, permute_patches
+from timm_locat.data import DATASETS, ImageData, ImageStream, decode_all, eval_transform, permute_patches
 from timm_locat.data.augment import LoaderTransform
 from timm_locat.data.transforms import EvalTransform
 from timm_locat.errors import UserError
 from timm_locat.train.broken import Broken, Standby
+
+if TYPE_CHECKING:
+    from timm_locat.train.stream import StreamedSamples
 
 __all__ = [
     "BatchPlan",
@@ -48,13 +51,18 @@ class BatchPlan:
     An epoch is a permutation of the training set cut into updates of `global_batch_size`; the rest of the permutation
     (less than one update) is left out, other images each epoch. An update is cut into `grad_accum_steps * processes`
     micro-batches, handed to the processes in turn: two processes see in one step what one process sees in two.
+
+    Args:
+        num_samples: None where it is not known, which needs `updates`.
+        updates: Per epoch; None for as many as there are images for.
     """
 
-    num_samples: int
+    num_samples: int | None
     global_batch_size: int
     grad_accum_steps: int
     processes: int
     seed: int
+    updates: int | None = None
 
     def __post_init__(self) -> None:
         if self.global_batch_size % (self.grad_accum_steps * self.processes):
@@ -62,15 +70,21 @@ class BatchPlan:
                 f"global_batch_size={self.global_batch_size} must be a multiple of grad_accum_steps="
                 f"{self.grad_accum_steps} times {self.processes} processes; change one of them"
             )
-        if self.updates_per_epoch < 1:
+        if self.num_samples is None and self.updates is None:
             raise UserError(
-                f"the training split has {self.num_samples} images, fewer than one update of global_batch_size="
+                "nothing states how many images the streamed training split has; say with --data.updates-per-epoch how "
+                f"many updates of {self.global_batch_size} images make an epoch"
+            )
+        if self.num_samples is not None and self.num_samples < (self.updates or 1) * self.global_batch_size:
+            what = f"{self.updates} updates" if self.updates else "one update"
+            raise UserError(
+                f"the training split has {self.num_samples} images, fewer than {what} of global_batch_size="
                 f"{self.global_batch_size}; lower it"
             )
 
     @property
     def updates_per_epoch(self) -> int:
-        return self.num_samples // self.global_batch_size
+        return self.updates or self.num_samples // self.global_batch_size
 
     @property
     def micro_batch_size(self) -> int:
@@ -95,7 +109,7 @@ def evaluation_ids(num_samples: int, batch_size: int, rank: int, processes: int)
     return [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
 
 
-def native_transform(data: ImageData) -> Callable[[Tensor], Tensor] | None:
+def native_transform(data: ImageData | ImageStream) -> Callable[[Tensor], Tensor] | None:
     """What a known data set does to its pixels before anything else."""
     entry = DATASETS.get(data.name)
     return entry.native_transform if entry is not None else None
@@ -180,6 +194,26 @@ class Samples(Dataset):
         return len(self.data)
 
     @property
+    def num_images(self) -> int:
+        return len(self.data)
+
+    def training_ids(self, plan: BatchPlan, epoch: int, rank: int, first_update: int = 0) -> Iterable[list[int]]:
+        """What `batches` needs of each micro-batch of one process, from `first_update` on, in order."""
+        return plan.epoch(epoch, rank, first_update)
+
+    def evaluation_ids(self, batch_size: int, rank: int, processes: int) -> Iterable[list[int]]:
+        """The same for an evaluation: every image in exactly one batch of one process."""
+        return evaluation_ids(len(self.data), batch_size, rank, processes)
+
+    def numbers(self, i: int) -> tuple[int, ...]:
+        """What the seed of a sample is made of."""
+        return (i,)
+
+    def source(self, i: int) -> str:
+        """What a sample is called in errors."""
+        return self.data.source(i)
+
+    @property
     def labels(self) -> Tensor:
         """int64 (N,), with those of the stand-ins known so far."""
         return self.data.labels if self.standby is None else self.standby.labels
@@ -215,8 +249,8 @@ def _same(batch):
 
 
 def batches(
-    samples: Samples,
-    ids: list[list[int]],
+    samples: "Samples | StreamedSamples",
+    ids: Iterable[list[Any]],
     *,
     seeds: tuple[int, ...] = (),
     workers: int = 0,
@@ -226,8 +260,8 @@ def batches(
 
     Args:
         samples: What to read.
-        ids: Sample ids of each batch.
-        seeds: What the seed of a sample is made of, besides its id: (seed, epoch).
+        ids: Sample ids of each batch, or streamed rows; taken from as batches are asked for.
+        seeds: What the seed of a sample is made of, besides its own numbers: (seed, epoch).
         workers: Processes that read.
         broken: Takes note of unreadable images for which others stand in.
 
@@ -238,7 +272,7 @@ def batches(
     draws = samples.per_image is not None
     loader = DataLoader(
         samples,
-        batch_sampler=[[(i, seed_for(*seeds, i) if draws else 0) for i in batch] for batch in ids],
+        batch_sampler=([(i, seed_for(*seeds, *samples.numbers(i)) if draws else 0) for i in batch] for batch in ids),
         num_workers=workers,
         collate_fn=_same,
         # With a generator of its own the loader leaves torch's global one alone.

@@ -1,6 +1,6 @@
 """Accuracy and loss of a classifier, every sample counted once whatever the number of processes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "in_step"]
 
 
 @torch.inference_mode()
@@ -51,3 +51,18 @@ def evaluate(
         "samples": samples,
         "confusion": confusion,
     }
+
+
+def in_step(
+    batches: Iterable[tuple[Tensor, Tensor]], passes: int, idle: Callable[[], Any]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches, then `idle` until there have been `passes` in all.
+
+    The processes of a sharded model gather its weights in every forward pass, so that all have to make as many.
+    """
+    done = 0
+    for batch in batches:
+        done += 1
+        yield batch
+    for _ in range(passes - done):
+        idle()
