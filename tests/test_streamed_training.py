@@ -12,6 +12,7 @@ from timm_locat.record import read_record
 from timm_locat.train.checkpoint import load_checkpoint
 from timm_locat.train.engine import Interrupted, Trainer, train
 from timm_locat.train.evaluate import EvaluateConfig, run
+from timm_locat.train.feed import Feed
 from timm_locat.train.samples import BatchPlan
 from timm_locat.train.stream import StreamedSamples
 
@@ -128,9 +129,9 @@ def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch_with_another_number_of_
     train(streamed(folder, tmp_path / "whole", data={"protocol": "deit"}))
     original = Trainer._train_update
 
-    def stop_at_five(self, source):
+    def stop_at_five(self):
         self.stop.made = self.epoch == 1 and self.update == 1
-        return original(self, source)
+        return original(self)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="epoch 2 after update 2"):
         patch.setattr(Trainer, "_train_update", stop_at_five)
@@ -200,13 +201,14 @@ def test_another_image_of_the_batch_stands_in_with_its_own_label(folder, tmp_pat
 
 
 def test_a_loss_that_is_not_finite_names_the_streamed_images(folder, tmp_path, monkeypatch):
-    original = Trainer._augment
+    original = Feed._augmented
 
     def spoil(self, images, labels, seed):
-        images, labels, targets = original(self, images, labels, seed)
-        return images, labels, targets * float("nan") if self.epoch == 1 and self.update == 1 else targets
+        batch = original(self, images, labels, seed)
+        spoiled = seed == self.plan.draw_seed(1, 1, 0, 0)
+        return batch._replace(targets=batch.targets * float("nan")) if spoiled else batch
 
-    monkeypatch.setattr(Trainer, "_augment", spoil)
+    monkeypatch.setattr(Feed, "_augmented", spoil)
     with pytest.raises(UserError, match="not finite in epoch 2, update 2"):
         train(streamed(folder, tmp_path))
     told = json.loads((tmp_path / "not_finite.json").read_text())["processes"][0]["images"]

@@ -25,6 +25,7 @@ from timm_locat.train.bare import BareLoop
 from timm_locat.train.build import build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.engine import Interrupted, Trainer, train
+from timm_locat.train.feed import Feed
 from timm_locat.train.launched import choose_threads
 from timm_locat.train.run_folder import choose_folder
 from timm_locat.train.samples import BatchPlan, Samples, evaluation_ids, patch_order, seed_for
@@ -144,8 +145,8 @@ def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch(folder, tmp_path, monke
     train(config(folder, tmp_path / "whole"))
     original = Trainer._train_update
 
-    def stop_at_five(self, source):
-        original(self, source)
+    def stop_at_five(self):
+        original(self)
         self.stop.made = self.epoch == 1 and self.update == 1
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match=r"epoch 2 after update 2.*--resume auto"):
@@ -294,16 +295,16 @@ def test_the_next_readable_image_stands_in_with_its_own_label(folder, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(folder, tmp_path, monkeypatch):
-    original = Trainer._augment
+    original = Feed._augmented
 
     def spoil(self, images, labels, seed):
-        images, labels, targets = original(self, images, labels, seed)
-        spoiled = self.epoch == 1 and self.update == 1
-        return images, labels, targets * float("nan") if spoiled else targets
+        batch = original(self, images, labels, seed)
+        spoiled = seed == self.plan.draw_seed(1, 1, 0, 0)
+        return batch._replace(targets=batch.targets * float("nan")) if spoiled else batch
 
     train(config(folder, tmp_path / "whole"))
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"not finite in epoch 2, update 2.*peak_lr"):
-        patch.setattr(Trainer, "_augment", spoil)
+        patch.setattr(Feed, "_augmented", spoil)
         train(config(folder, tmp_path / "run"))
     told = json.loads((tmp_path / "run" / "not_finite.json").read_text())
     data = load(folder, "train")
@@ -337,9 +338,9 @@ def test_deterministic_algorithms_are_asked_for_and_put_back(folder, tmp_path, m
     seen = []
     original = Trainer._train_update
 
-    def look(self, source):
+    def look(self):
         seen.append(torch.are_deterministic_algorithms_enabled())
-        return original(self, source)
+        return original(self)
 
     monkeypatch.setattr(Trainer, "_train_update", look)
     train(config(folder, tmp_path, deterministic=True, epochs=2))

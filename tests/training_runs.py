@@ -73,10 +73,10 @@ def kill_after(monkeypatch, update):
     """Let a run die without warning after so many updates."""
     done, original = [0], Trainer._train_update
 
-    def once(self, source):
+    def once(self):
         if done[0] == update:
             raise Killed
         done[0] += 1
-        return original(self, source)
+        return original(self)
 
     monkeypatch.setattr(Trainer, "_train_update", once)

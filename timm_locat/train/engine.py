@@ -5,13 +5,12 @@ checkpoint holds the rest. So a run that was killed continues as if it had not b
 """
 
 import contextlib
-import itertools
 import json
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from timm_locat.train.build import build_model, build_optimizer, build_samples, 
 from timm_locat.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from timm_locat.train.config import TrainConfig
 from timm_locat.train.course import Course
+from timm_locat.train.feed import Feed
 from timm_locat.train.finish import finish
 from timm_locat.train.launched import check_processes, choose_threads
 from timm_locat.train.run_folder import check_same_run, choose_folder, counted, describe, to_csv
@@ -98,9 +98,18 @@ class Trainer:
         self.epoch, self.update = 0, 0
         # Loss, correct and images of the epoch so far, over this process's share; gradient norms of its updates.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.waited = 0.0  # seconds in which the epoch waited for data
         self.history: list[dict[str, Any]] = []
         self.broken = Broken(config.skip_broken)
+        self.feed = Feed(
+            self.train_samples,
+            self.plan,
+            self.protocol,
+            len(self.classes),
+            device=self.device,
+            rank=self.rank,
+            workers=config.data.workers,
+            broken=self.broken,
+        )
         self.course = Course(
             config.record_locality,
             config.epochs * self.plan.updates_per_epoch,
@@ -253,10 +262,7 @@ class Trainer:
     def _train_epoch(self) -> dict[str, Any]:
         """The rest of the current epoch; returns its row of the metrics, the test columns still empty."""
         config, plan = self.config, self.plan
-        ids = self.train_samples.training_ids(plan, self.epoch, self.rank, self.update)
-        seeds = (config.seed, self.epoch)
-        source = batches(self.train_samples, ids, seeds=seeds, workers=config.data.workers, broken=self.broken)
-        self.waited = 0.0
+        self.feed.start(self.epoch, self.update)
         first, start = self.update, time.perf_counter()
         self.model.train()
         bar = tqdm(
@@ -270,7 +276,7 @@ class Trainer:
         with bar:
             while self.update < plan.updates_per_epoch:
                 began = time.perf_counter()
-                images = self._train_update(source)
+                images = self._train_update()
                 # `start` moves on by what comparisons and measurements take: training did not take it.
                 if self.bare is not None:
                     synchronize(self.device)
@@ -295,41 +301,39 @@ class Trainer:
             "grad_norm": norms / (plan.updates_per_epoch * self.processes),
             "images_per_second": (self.update - first) * config.global_batch_size / seconds,
             "seconds": seconds,
-            "data_seconds": self.waited,
+            "data_seconds": self.feed.waited,
             "peak_memory_mib": peak_memory_mib(self.device),
         }
         self.sums.zero_()
         self.epoch, self.update = self.epoch + 1, 0
         return row
 
-    def _train_update(self, source: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    def _train_update(self) -> Tensor:
         """One optimizer step over `grad_accum_steps` micro-batches; returns the normalised images of the last one."""
         config = self.config
         self.schedule.step_update(self.epoch * self.plan.updates_per_epoch + self.update)
         sums = torch.zeros_like(self.sums)
         for step in range(config.grad_accum_steps):
-            asked = time.perf_counter()
-            images, labels = next(source)
-            self.waited += time.perf_counter() - asked
-            seed = self.plan.draw_seed(self.epoch, self.update, step, self.rank)
-            images, labels, targets = self._augment(images, labels, seed)
-            torch.manual_seed(seed + 1)  # dropout and stochastic depth draw from the global generator
+            batch = next(self.feed)
+            torch.manual_seed(batch.seed)  # dropout and stochastic depth draw from the global generator
             last = step == config.grad_accum_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.wrapped):
-                images = self.prepare(images)
+                images = self.prepare(batch.images)
                 logits = self.model(images).float()
-                loss = F.cross_entropy(logits, targets, reduction="sum")
+                loss = F.cross_entropy(logits, batch.targets, reduction="sum")
                 # Gradients are averaged over processes; this makes them those of the mean over the global batch.
                 self.accelerator.backward(loss * (self.processes / config.global_batch_size))
             with torch.no_grad():
                 sums[0] += loss
-                sums[1] += (logits.argmax(1) == labels).sum()
-                sums[2] += len(labels)
+                sums[1] += (logits.argmax(1) == batch.labels).sum()
+                sums[2] += len(batch.labels)
         limit = math.inf if config.clip_grad is None else config.clip_grad
         norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), limit)
         norm = norm.full_tensor() if is_sharded(self.accelerator) else norm
         sums[3] += torch.where(norm.isfinite(), norm, 0.0)  # fp16's loss scaler skips the other updates
-        self._stop_if_not_finite(sums[0], norm)
+        # Augmenting the next batch waits for the device, to which it copies its draws: asking afterwards costs no wait.
+        self.feed.prepare()
+        self._check(sums[0], norm)
         self.sums += sums
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -337,24 +341,17 @@ class Trainer:
             self.ema.update(self.bare_model, step=self.epoch * self.plan.updates_per_epoch + self.update)
         return images
 
-    def _augment(self, images: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """8-bit images, labels and targets of a batch on the device, as the protocol has them."""
-        images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-        generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws on every device
-        images, targets = self.protocol.apply(images, labels, len(self.classes), generator)
-        return images, labels, targets
-
     def show_batch(self, path: Path) -> None:
         """Draw the first batch of the run as the model would see it."""
-        ids = itertools.islice(self.train_samples.training_ids(self.plan, 0, self.rank), 1)
-        images, labels = next(batches(self.train_samples, ids, seeds=(self.config.seed, 0)))
-        images, _, targets = self._augment(images, labels, self.plan.draw_seed(0, 0, 0, self.rank))
+        batch = next(self.feed)
         title = f"protocol {self.config.data.protocol} on {self.config.data.name}"
-        show_batch(images, targets, self.classes, path, title)
+        show_batch(batch.images, batch.targets, self.classes, path, title)
         self.log(f"wrote {path}; nothing was trained")
 
-    def _stop_if_not_finite(self, loss: Tensor, norm: Tensor) -> None:
-        """Save the state before an update that would spoil the weights, name its images, and stop.
+    def _check(self, loss: Tensor, norm: Tensor) -> None:
+        """Stop before an update that would spoil the weights, with the state saved and its images named.
+
+        Processes also tell each other here whether they were asked to stop.
 
         Args:
             loss: Sum over this process's images.
@@ -363,19 +360,19 @@ class Trainer:
         wrong = ~loss.isfinite()
         if self.accelerator.scaler is None:
             wrong = wrong | ~norm.isfinite()
-        if self.processes > 1:  # the loss is this process's own
-            wrong = self.accelerator.reduce(wrong.double(), reduction="sum") > 0
+        flags = torch.stack((wrong, torch.full_like(wrong, self.stop.made))).double()
+        if self.processes > 1:  # the loss is this process's own, and a signal may reach one before the others
+            flags = self.accelerator.reduce(flags, reduction="sum")
+        wrong, self.stop.agreed = (count > 0 for count in flags.tolist())
         if not wrong:
             return
         self.optimizer.zero_grad()
-        steps = self.train_samples.training_ids(self.plan, self.epoch, self.rank, self.update)
-        steps = itertools.islice(steps, self.config.grad_accum_steps)
-        images = [self.train_samples.source(i) for ids in steps for i in ids]
+        images = self.feed.sources(self.epoch, self.update)
         mine = {"rank": self.rank, "loss": plain_json(loss.item() / len(images)), "images": images}
         told = {"epoch": self.epoch + 1, "update": self.update + 1, "processes": gather_object([mine])}
-        self.save(NOT_FINITE)
         if self.is_main:
             atomic_write(self.folder / "not_finite.json", json.dumps(told, indent=1) + "\n")
+        self.save(NOT_FINITE)
         raise UserError(
             f"the loss or its gradient is not finite in epoch {self.epoch + 1}, update {self.update + 1}: its images "
             f"are named in {self.folder}/not_finite.json, the state before it is in {NOT_FINITE} there, and the last "
@@ -401,10 +398,7 @@ class Trainer:
             self.accelerator.log({name: value for name, value in numbers.items() if value is not None}, step=step)
 
     def _stop_if_asked(self) -> None:
-        stop = self.stop.made
-        if self.processes > 1:  # a signal may reach one process before the others
-            flag = torch.tensor(float(stop), device=self.device)
-            stop = self.accelerator.reduce(flag, reduction="sum").item() > 0
+        stop = self.stop.agreed if self.processes > 1 else self.stop.made
         if stop:
             self.save()
             raise Interrupted(

@@ -33,6 +33,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.made = False
+        self.agreed = False  # whether any process knew of one when all of them last asked each other
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[None]:
