@@ -9,7 +9,6 @@ import gc
 import multiprocessing
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 from timm_locat.errors import UserError
+from timm_locat.memory import resident_peak
 
 __all__ = ["cpu_peak", "cuda_peak"]
 
@@ -68,11 +68,11 @@ def _peak_growth(make_step: Callable[[], Step]) -> float | None:
     step = make_step()
     step()
     gc.collect()
-    before = _status_bytes("VmRSS") or _lifetime_peak()
+    before = _status_bytes("VmRSS") or resident_peak()
     is_reset = _reset_peak()
     for _ in range(PASSES):
         step()
-    after = _status_bytes("VmHWM") if is_reset else _lifetime_peak()
+    after = _status_bytes("VmHWM") if is_reset else resident_peak()
     return None if before is None or after is None else max(0.0, (after - before) / MIB)
 
 
@@ -92,15 +92,6 @@ def _status_bytes(field: str) -> int | None:
         return None
     found = re.search(rf"^{field}:\s*(\d+) kB$", status, re.MULTILINE)
     return int(found[1]) * 1024 if found else None
-
-
-def _lifetime_peak() -> int | None:
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from timm_locat.train.feed import Feed
 from timm_locat.train.launched import choose_threads
 from timm_locat.train.run_folder import choose_folder
 from timm_locat.train.samples import BatchPlan, Samples, evaluation_ids, patch_order, seed_for
+from timm_locat.train.trackers import start_tracker
 
 ROOT = Path(__file__).parents[1]
 
@@ -233,8 +234,18 @@ def test_a_broken_checkpoint_is_named(tmp_path):
 
 def test_another_configuration_is_not_continued(folder, tmp_path):
     train(config(folder, tmp_path, epochs=2))
-    with pytest.raises(UserError, match=r"holds another run: epochs was 2, is 3; peak_lr was 0.001, is 0.002"):
-        train(config(folder, tmp_path, peak_lr=2e-3, resume="auto"))
+    with pytest.raises(
+        UserError, match=r"another run: data.protocol was 'modern', is 'none'; epochs was 2, is 3; peak_lr was"
+    ):
+        train(config(folder, tmp_path, peak_lr=2e-3, resume="auto", data={"protocol": "none"}))
+
+
+def test_a_run_may_be_continued_with_its_data_at_another_place(folder, tmp_path):
+    train(config(folder, tmp_path, epochs=2))
+    state = load_checkpoint(tmp_path)
+    state["config"]["data"] |= {"root": "/somewhere/else", "workers": 7, "in_memory": False}
+    save_checkpoint(tmp_path, state)
+    assert train(config(folder, tmp_path, epochs=2, resume="auto"))["test_images"] == 10
 
 
 def test_a_folder_that_is_not_empty_is_refused(folder, tmp_path):
@@ -338,13 +349,20 @@ def test_deterministic_algorithms_are_asked_for_and_put_back(folder, tmp_path, m
     seen = []
     original = Trainer._train_update
 
+    def switches():
+        cudnn = torch.backends.cudnn
+        workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.allow_tf32, workspace
+
     def look(self):
-        seen.append(torch.are_deterministic_algorithms_enabled())
+        seen.append((*switches(), torch.get_float32_matmul_precision()))
         return original(self)
 
+    before = switches()
     monkeypatch.setattr(Trainer, "_train_update", look)
     train(config(folder, tmp_path, deterministic=True, epochs=2))
-    assert seen and all(seen) and not torch.are_deterministic_algorithms_enabled()
+    assert set(seen) == {(True, True, False, ":4096:8", "highest")}
+    assert switches() == before and not before[0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own
@@ -370,6 +388,12 @@ def test_a_tracker_that_is_not_installed_is_named(folder, tmp_path, monkeypatch)
         train(config(folder, tmp_path, tracker="wandb"))
 
 
+def test_only_the_main_process_chooses_the_id_of_a_run(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    start_tracker(types.SimpleNamespace(is_main_process=False), config(folder, tmp_path, tracker="wandb"), tmp_path)
+    assert not (tmp_path / "tracker_id").exists()
+
+
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
 def test_a_resumed_run_goes_on_under_the_same_id(folder, tmp_path, monkeypatch, tracker):
     calls = []
@@ -389,7 +413,7 @@ def test_a_resumed_run_goes_on_under_the_same_id(folder, tmp_path, monkeypatch, 
 def test_a_run_saved_before_a_setting_existed_can_go_on(folder, tmp_path):
     train(config(folder, tmp_path))
     state = load_checkpoint(tmp_path)
-    del state["config"]["compile"], state["config"]["data"]["mix_prob"]
+    del state["config"]["compile"], state["config"]["data"]["mix_prob"], state["broken"]
     save_checkpoint(tmp_path, state)
     train(config(folder, tmp_path, resume="auto"))
     with pytest.raises(UserError, match="compile was False, is True"):

@@ -62,10 +62,11 @@ class Broken:
 
     Args:
         limit: How many are tolerated.
+        folder: Where `broken.txt` names them, one sentence per line; None in processes that write nothing.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, folder: Path | None = None) -> None:
+        self.limit, self.folder = limit, folder
         self.files: dict[str, str] = {}
 
     def note(self, found: dict[str, str]) -> None:
@@ -74,16 +75,10 @@ class Broken:
         Raises:
             UserError: There are more than are tolerated.
         """
-        for name, reason in found.items():
-            if name in self.files:
-                continue
-            self.files[name] = reason
-            if len(self.files) > self.limit:
-                raise UserError(
-                    f"{reason}; that is one broken image more than skip_broken={self.limit} tolerates: "
-                    "mend or remove it, or raise skip_broken"
-                )
-            _logger.warning(f"{reason}; the next image of the set stands in for it")
+        new = {name: reason for name, reason in found.items() if name not in self.files}
+        self._add(new)
+        for reason in new.values():
+            _logger.warning(f"{reason}; another image stands in for it")
 
     def merge(self, others: Iterable[dict[str, str]]) -> None:
         """Know also what other processes have met.
@@ -91,15 +86,16 @@ class Broken:
         Raises:
             UserError: Together there are more than are tolerated.
         """
-        for files in others:
-            self.files |= files
+        self._add({name: reason for files in others for name, reason in files.items() if name not in self.files})
+
+    def _add(self, new: dict[str, str]) -> None:
+        if not new:
+            return
+        self.files |= new
+        if self.folder is not None:
+            atomic_write(self.folder / "broken.txt", "".join(f"{self.files[name]}\n" for name in sorted(self.files)))
         if len(self.files) > self.limit:
             raise UserError(
-                f"{len(self.files)} images cannot be read, skip_broken={self.limit} tolerates fewer; one of them: "
-                f"{next(iter(self.files.values()))}"
+                f"{next(iter(new.values()))}; with it {len(self.files)} images cannot be read, more than "
+                f"skip_broken={self.limit} tolerates: mend or remove it, or raise skip_broken"
             )
-
-    def write(self, folder: Path) -> None:
-        """Name them in `broken.txt`, one sentence per line, if there are any."""
-        if self.files:
-            atomic_write(folder / "broken.txt", "".join(f"{self.files[name]}\n" for name in sorted(self.files)))

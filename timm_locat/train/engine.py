@@ -99,7 +99,7 @@ class Trainer:
         # Loss, correct and images of the epoch so far, over this process's share; gradient norms of its updates.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.history: list[dict[str, Any]] = []
-        self.broken = Broken(config.skip_broken)
+        self.broken = Broken(config.skip_broken, self.folder if self.is_main else None)
         self.feed = Feed(
             self.train_samples,
             self.plan,
@@ -204,7 +204,6 @@ class Trainer:
         state = self._state()
         if self.is_main:
             save_checkpoint(self.folder, state, name)
-            self.broken.write(self.folder)
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
@@ -218,7 +217,7 @@ class Trainer:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.epoch, self.update, self.history = state["epoch"], state["update"], state["history"]
-        self.broken.files = dict(state["broken"])
+        self.broken.files = dict(state.get("broken", {}))  # not there before there was skip_broken
         if self.is_main:  # the sums of all processes, so that adding up counts them once
             self.sums += state["sums"].to(self.device)
         self.log(f"going on in {self.folder} at epoch {self.epoch + 1}, update {self.update + 1}")
@@ -302,7 +301,7 @@ class Trainer:
             "images_per_second": (self.update - first) * config.global_batch_size / seconds,
             "seconds": seconds,
             "data_seconds": self.feed.waited,
-            "peak_memory_mib": peak_memory_mib(self.device),
+            "peak_memory_mib": peak_memory_mib(self.accelerator),
         }
         self.sums.zero_()
         self.epoch, self.update = self.epoch + 1, 0

@@ -10,7 +10,7 @@ from timm_locat.errors import UserError
 from timm_locat.record import plain_json
 from timm_locat.train.config import DataConfig, TrainConfig
 
-__all__ = ["check_same_run", "choose_folder", "counted", "describe", "to_csv"]
+__all__ = ["check_same_run", "choose_folder", "counted", "describe", "dotted", "to_csv"]
 
 COLUMNS = (
     "epoch",
@@ -27,10 +27,13 @@ COLUMNS = (
     "peak_memory_mib",
 )
 """Of `metrics.csv`. `grad_norm` is the mean over updates before clipping; `data_seconds` were waits for images;
-`peak_memory_mib` is the most that the main process has held, tensors on CUDA and resident memory on a CPU."""
+`peak_memory_mib` is the most that any process has held, tensors on CUDA and resident memory on a CPU."""
 
-FREE_TO_CHANGE = ("out", "resume", "checkpoint_every", "show_batch", "compare_bare", "skip_broken", "tracker")
-"""Fields that a resumed run may have otherwise than the run that it continues."""
+FREE_TO_CHANGE = (
+    *("out", "resume", "checkpoint_every", "show_batch", "compare_bare", "skip_broken", "tracker"),
+    *("data.root", "data.workers", "data.in_memory"),
+)
+"""Settings that may differ from those of the run that is continued: they change nothing that it computes."""
 
 
 def choose_folder(config: TrainConfig, recipe: str) -> Path | UserError:
@@ -55,7 +58,7 @@ def choose_folder(config: TrainConfig, recipe: str) -> Path | UserError:
 
 def check_same_run(saved: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
     """Refuse to continue a run under another configuration; the sentence names each field that differs."""
-    saved = with_defaults(saved)
+    saved, asked = dotted(with_defaults(saved)), dotted(asked)
     differ = [
         f"{name} was {saved.get(name)!r}, is {asked.get(name)!r}"
         for name in sorted(saved.keys() | asked.keys())
@@ -65,6 +68,14 @@ def check_same_run(saved: dict[str, Any], asked: dict[str, Any], folder: Path) -
         raise UserError(
             f"{folder} holds another run: {'; '.join(differ)}; give the same settings, or another --out for a new run"
         )
+
+
+def dotted(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under names such as `data.root`."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
 
 
 def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -11,9 +10,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from timm_locat.memory import resident_peak
 from timm_locat.train.config import TrainConfig
 
 __all__ = ["Interrupted", "StopRequest", "deterministic", "new_accelerator", "peak_memory_mib"]
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 class Interrupted(Exception):
@@ -65,27 +67,27 @@ def deterministic(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.flags
-    # cuBLAS reads it when its first handle is made.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # cuBLAS reads it when its first handle is made; torch refuses to multiply matrices without it.
+    workspace = os.environ.get(CUBLAS_WORKSPACE)
+    os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("highest")
     try:
         with cudnn(enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
             yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.set_float32_matmul_precision(precision)
+        if workspace is None:
+            del os.environ[CUBLAS_WORKSPACE]
 
 
-def peak_memory_mib(device: torch.device) -> float | None:
-    """Most MiB that this process has held so far: tensors on CUDA, resident memory on a CPU, None where not told."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
+def peak_memory_mib(accelerator: Accelerator) -> float | None:
+    """Most MiB that any process has held so far: tensors on CUDA, resident memory on a CPU, None where not told."""
+    device = accelerator.device
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_peak()
+    if peak is None:
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    return float(accelerator.gather(torch.tensor([peak / 2**20], dtype=torch.float64, device=device)).max())

@@ -10,6 +10,7 @@ from accelerate.tracking import filter_trackers
 from timm_locat.errors import require
 from timm_locat.record import atomic_write, plain_json
 from timm_locat.train.config import TrainConfig
+from timm_locat.train.run_folder import dotted
 
 __all__ = ["start_tracker"]
 
@@ -27,6 +28,8 @@ def start_tracker(accelerator: Accelerator, config: TrainConfig, folder: Path) -
     if config.tracker == "none":
         return
     require(config.tracker, "trackers", f"--tracker {config.tracker}")
+    if not accelerator.is_main_process:
+        return  # only the main process tells a tracker anything, and only it may choose the run's id
     accelerator.project_configuration.set_directories(str(folder))
     accelerator.project_configuration.logging_dir = str(folder)
     accelerator.log_with = filter_trackers([config.tracker], accelerator.logging_dir)
@@ -35,7 +38,9 @@ def start_tracker(accelerator: Accelerator, config: TrainConfig, folder: Path) -
         options["wandb"] = {"name": folder.name, "id": run_id(folder), "resume": "allow", "dir": str(folder)}
     if config.tracker == "trackio":
         options["trackio"] = {"name": f"{folder.name}-{run_id(folder)}", "resume": "allow"}
-    accelerator.init_trackers(PROJECT, flat(plain_json(config)), options)
+    plain = (int, float, str, bool)  # what every tracker takes
+    settings = {name: v if isinstance(v, plain) else str(v) for name, v in dotted(plain_json(config)).items()}
+    accelerator.init_trackers(PROJECT, settings, options)
 
 
 def run_id(folder: Path) -> str:
@@ -44,14 +49,3 @@ def run_id(folder: Path) -> str:
     if not path.exists():
         atomic_write(path, secrets.token_hex(4) + "\n")
     return path.read_text(encoding="utf-8").strip()
-
-
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as text where a tracker takes no such value."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value if isinstance(value, (int, float, str, bool)) else str(value)
-    return found
