@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import pickle
-import struct
 import sys
 from pathlib import Path
 
@@ -11,16 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from layouts import cifar_records, idx, rgb_planes, write_cifar10, write_cifar100, write_idx, write_mat, write_svhn
 
 from timm_locat.data import DATASETS, decode_all, eval_transform, load
 from timm_locat.errors import MissingExtra, UserError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-
-
-def rgb_planes(count, seed=0):
-    """Random pictures (N, 3, 32, 32) uint8."""
-    return np.random.default_rng(seed).integers(0, 256, (count, 3, 32, 32), np.uint8)
 
 
 def same_pixels(data, planes):
@@ -31,24 +26,13 @@ def same_pixels(data, planes):
 # CIFAR
 
 
-def cifar_records(labels, planes, superclass=()):
-    return b"".join(bytes((*superclass, y)) + x.tobytes() for y, x in zip(labels, planes, strict=True))
-
-
 @pytest.fixture
 def cifar10(tmp_path, small):
-    """Binary CIFAR-10 whose batches have 1, 2, 3, 1 and 1 pictures; the parent folder, and all training pictures."""
+    """Binary CIFAR-10: the parent folder, all training pictures and their labels."""
     small("cifar10", train=8, test=2)
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    planes = rgb_planes(8)
     labels = (9, 0, 3, 3, 7, 1, 0, 5)
-    for batch, (first, last) in enumerate(((0, 1), (1, 3), (3, 6), (6, 7), (7, 8)), 1):
-        content = cifar_records(labels[first:last], planes[first:last])
-        (folder / f"data_batch_{batch}.bin").write_bytes(content)
-    (folder / "test_batch.bin").write_bytes(cifar_records((2, 8), rgb_planes(2, seed=1)))
-    (folder / "readme.html").touch()
-    return tmp_path, planes, labels
+    write_cifar10(tmp_path, labels)
+    return tmp_path, rgb_planes(8), labels
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -114,11 +98,9 @@ def test_a_label_that_cifar10_does_not_have_is_named(cifar10):
 
 def test_binary_cifar100_has_the_fine_labels(tmp_path, small):
     small("cifar100", train=3, test=1)
-    planes = rgb_planes(3)
-    (tmp_path / "train.bin").write_bytes(cifar_records((99, 0, 26), planes, superclass=(13,)))
-    (tmp_path / "test.bin").write_bytes(cifar_records((11,), planes[:1], superclass=(14,)))
+    write_cifar100(tmp_path, (99, 0, 26), (11,))
     data = load("cifar100", root=tmp_path)
-    assert data.labels.tolist() == [99, 0, 26] and same_pixels(data, planes)
+    assert data.labels.tolist() == [99, 0, 26] and same_pixels(data, rgb_planes(3))
     assert [data.classes[y] for y in data.labels] == ["worm", "apple", "crab"]
     assert load("cifar100", "test", root=tmp_path, classes=data.classes).labels.tolist() == [11]
 
@@ -176,20 +158,6 @@ def test_a_pickle_that_is_not_the_official_file_is_never_opened(tmp_path):
 
 
 # IDX files
-
-
-def idx(values):
-    header = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
-    return header + values.astype(np.uint8).tobytes()
-
-
-def write_idx(folder, zipped, prefix="train", labels=(9, 0, 4), shape=(4, 3)):
-    folder.mkdir(parents=True, exist_ok=True)
-    pixels = np.arange(len(labels) * shape[0] * shape[1]).reshape(-1, *shape)
-    for name, values in (("images-idx3", pixels), ("labels-idx1", np.array(labels))):
-        path = folder / f"{prefix}-{name}-ubyte{'.gz' if zipped else ''}"
-        path.write_bytes(gzip.compress(idx(values)) if zipped else idx(values))
-    return pixels
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -269,22 +237,11 @@ def test_a_missing_label_file_is_named(tmp_path):
 # SVHN
 
 
-def write_mat(path, labels, shape=None):
-    """A .mat file as SVHN's; the pictures (N, 3, 32, 32) in it."""
-    scipy_io = pytest.importorskip("scipy.io")
-    planes = rgb_planes(len(labels))
-    pixels = planes.transpose(2, 3, 1, 0)[:, :, :, : shape or len(labels)]
-    scipy_io.savemat(path, {"X": pixels, "y": np.array(labels, np.uint8)[:, None]}, do_compression=True)
-    return planes
-
-
 def test_svhns_label_10_is_the_digit_0(tmp_path, small):
     small("svhn", train=4, test=1, extra=2)
-    planes = write_mat(tmp_path / "train_32x32.mat", (10, 1, 9, 10))
-    write_mat(tmp_path / "test_32x32.mat", (3,))
-    write_mat(tmp_path / "extra_32x32.mat", (8, 10))
+    write_svhn(tmp_path)
     data = load("svhn", root=tmp_path)
-    assert data.labels.tolist() == [0, 1, 9, 0] and same_pixels(data, planes)
+    assert data.labels.tolist() == [0, 1, 9, 0] and same_pixels(data, rgb_planes(4))
     assert data.classes == tuple("0123456789")
     assert load("svhn", "test", root=tmp_path).labels.tolist() == [3]
     extra = load("svhn", "extra", root=tmp_path, classes=data.classes)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from layouts import WNIDS, image, write_imagenet, write_mini_imagenet, write_tiny_imagenet
 from PIL import Image
 from timm.data import ImageNetInfo
 
@@ -11,13 +12,6 @@ from timm_locat.data import DATASETS, load
 from timm_locat.errors import UserError
 
 datasets = pytest.importorskip("datasets")
-
-WNIDS = ("n02124075", "n04067472", "n01443537")  # in the order of wnids.txt, which is not that of the labels
-
-
-def image(path, grey=0):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (3, 2), grey).save(path)
 
 
 def corner(data, i):
@@ -32,19 +26,7 @@ def tiny(tmp_path, small):
     """Tiny-ImageNet's zip unpacked, with three classes."""
     small("tiny_imagenet", num_classes=3, train=6, test=4)
     root = tmp_path / "tiny-imagenet-200"
-    for count, wnid in enumerate(WNIDS, 1):
-        for i in range(count):
-            image(root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", grey=10 * count)
-        (root / "train" / wnid / f"{wnid}_boxes.txt").touch()
-    lines = []
-    for i, wnid in enumerate((WNIDS[1], WNIDS[2], WNIDS[2], WNIDS[0])):
-        image(root / "val" / "images" / f"val_{i}.JPEG", grey=100 + i)
-        lines.append(f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n")
-    (root / "val" / "val_annotations.txt").write_text("".join(lines))
-    image(root / "test" / "images" / "test_0.JPEG")
-    (root / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
-    words = {"n00001740": "entity", WNIDS[0]: "Egyptian cat", WNIDS[2]: "goldfish, Carassius auratus"}
-    (root / "words.txt").write_text("".join(f"{wnid}\t{text}\n" for wnid, text in words.items()))
+    write_tiny_imagenet(root)
     return root
 
 
@@ -140,11 +122,7 @@ def test_another_number_of_classes_is_not_tiny_imagenet(tiny, small):
 def test_imagenets_labels_are_timms_whichever_classes_are_there(tmp_path, small):
     small("imagenet1k", train=3, test=2)
     order = ImageNetInfo().label_names()
-    for split, labels in (("train", (999, 7, 134)), ("val", (517, 134))):
-        for label in labels:
-            image(tmp_path / split / order[label] / f"{label}.JPEG", grey=label % 256)
-    (tmp_path / "train" / order[7] / "list.txt").touch()
-    image(tmp_path / "test" / "unlabelled.JPEG")
+    write_imagenet(tmp_path, (999, 7, 134), (517, 134))
     train, test = load("imagenet1k", root=tmp_path), load("imagenet1k", "test", root=tmp_path)
     assert train.labels.tolist() == [7, 134, 999] and train.left_out == {".txt": 1}
     assert test.labels.tolist() == [134, 517] and corner(test, 1) == (5, 5, 5)
@@ -170,10 +148,7 @@ def test_a_folder_of_no_imagenet_class_is_named(tmp_path):
 @pytest.mark.parametrize("validation", ["val", "validation"])
 def test_mini_imagenet_has_three_splits(tmp_path, small, validation):
     small("mini_imagenet", num_classes=3, train=4, validation=2, test=1)
-    for split, counts in (("train", (1, 2, 1)), (validation, (1, 0, 1)), ("test", (0, 1, 0))):
-        for wnid, count in zip(WNIDS, counts, strict=True):
-            for i in range(count):
-                image(tmp_path / split / wnid / f"{i}.jpg")
+    write_mini_imagenet(tmp_path, validation)
     assert load("mini_imagenet", root=tmp_path).classes == ("goldfish", "Egyptian cat", "reel")
     assert load("mini_imagenet", root=tmp_path).labels.tolist() == [0, 1, 2, 2]
     assert load("mini_imagenet", "validation", root=tmp_path).labels.tolist() == [0, 1]
