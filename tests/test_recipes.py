@@ -110,9 +110,9 @@ def test_the_recipe_trains_stops_and_goes_on(name, place, tmp_path, monkeypatch)
 def stop_after_one_update(config, monkeypatch):
     original = Trainer._train_update
 
-    def once(self, source):
-        original(self, source)
-        self.stopping = True
+    def once(self):
+        self.stop.made = True
+        return original(self)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr(Trainer, "_train_update", once)

@@ -44,7 +44,14 @@ from timm_locat.train.samples import (
 )
 from timm_locat.train.scores import evaluate, in_step
 from timm_locat.train.session import Interrupted, StopRequest, deterministic, new_accelerator, peak_memory_mib
-from timm_locat.train.state import is_sharded, load_states, model_state, optimizer_state
+from timm_locat.train.state import (
+    check_sharding,
+    is_sharded,
+    load_states,
+    model_state,
+    name_blocks,
+    optimizer_state,
+)
 from timm_locat.train.trackers import start_tracker
 
 __all__ = ["Interrupted", "Trainer", "train"]
@@ -91,6 +98,7 @@ class Trainer:
         self.device = self.accelerator.device
         self.processes, self.rank = self.accelerator.num_processes, self.accelerator.process_index
         check_processes(self.processes)
+        check_sharding(self.accelerator, config)
         if self.device.type == "cpu":
             choose_threads()
         self._open()
@@ -161,6 +169,8 @@ class Trainer:
             self.ema = ModelEmaV3(model.to(self.device), decay=config.ema_decay, use_warmup=True)
         # Kept because accelerate's `unwrap_model`, asked for the model without autocast, takes autocast off for good.
         self.bare_model = model
+        if is_sharded(self.accelerator):
+            name_blocks(model)
         self.wrapped, self.optimizer = self.accelerator.prepare(model, optimizer)
         # The names of the weights stay those of the model: only the calls go through the compiled one.
         self.model = torch.compile(self.wrapped) if config.compile else self.wrapped
@@ -207,7 +217,14 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
-        state = load_checkpoint(self.folder) if self.config.resume == "auto" else None
+        if self.config.resume == "never":
+            return
+        state = load_checkpoint(self.folder)
+        found = gather_object([None if state is None else (state["epoch"], state["update"])])
+        if len(set(found)) > 1:
+            raise UserError(
+                f"the machines see different checkpoints in {self.folder}: put the run folder where all of them see it"
+            )
         if state is None:
             return
         check_same_run(state["config"], plain_json(self.config), self.folder)

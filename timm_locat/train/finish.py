@@ -1,6 +1,7 @@
 """What a finished run leaves in its folder: weights, curves, the record."""
 
 import statistics
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,7 @@ def finish(trainer: "Trainer", tested: dict[str, float], seconds: float) -> dict
     if trainer.is_main:
         model = trainer.bare_model
         if weights is not None:
-            model = build_model(config, len(trainer.classes))
+            model = build_model(replace(config, pretrained=False), len(trainer.classes))
             model.load_state_dict(weights)
         export(model, trainer.folder, label_names=trainer.classes)
         if trainer.ema is not None:
@@ -81,6 +82,7 @@ def summary(trainer: "Trainer", tested: dict[str, float]) -> dict[str, Any]:
         "broken_images": len(trainer.broken.files),
         "parameters": trainer.num_parameters,
         "processes": trainer.processes,
+        "distributed": trainer.accelerator.distributed_type.value,
         "threads_per_process": torch.get_num_threads(),
         "mixed_precision": trainer.accelerator.mixed_precision,
     }

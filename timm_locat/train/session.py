@@ -1,6 +1,7 @@
 """What surrounds a run: the accelerator, the signals that stop it, and switches of torch that are put back."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -8,12 +9,14 @@ from collections.abc import Iterator
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 
 from timm_locat.memory import resident_peak
 from timm_locat.train.config import TrainConfig
 
 __all__ = ["Interrupted", "StopRequest", "deterministic", "new_accelerator", "peak_memory_mib"]
+
+_logger = logging.getLogger(__name__)
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -25,9 +28,14 @@ class Interrupted(Exception):
 def new_accelerator(config: TrainConfig) -> Accelerator:
     """An accelerator in the precision of the launcher if it names one, else in that of the config."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    precision = config.mixed_precision if launched == "no" else launched
+    # accelerate leaves fp16 out on a CPU, and still says fp16.
+    if precision == "fp16" and PartialState().device.type == "cpu":
+        _logger.warning("fp16 needs a GPU: this run is in float32")
+        precision = "no"
     # accelerate keeps the first precision of a process for good; a second run in it may want another.
     AcceleratorState._reset_state(reset_partial_state=False)
-    return Accelerator(mixed_precision=config.mixed_precision if launched == "no" else launched)
+    return Accelerator(mixed_precision=precision)
 
 
 class StopRequest:
