@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from accelerate.commands.config import config_args
 
 from timm_locat.errors import UserError
 
@@ -37,29 +38,52 @@ def launcher_words(file: str) -> list[str]:
 
 
 def check_processes(running: int, words: Sequence[str] | None = None) -> None:
-    """Refuse to run as fewer processes than `accelerate launch` was asked for.
+    """Refuse to run as fewer processes than the launcher was asked for.
 
-    On a machine without an accelerator it starts a single process in silence, whatever `--num_processes` says.
+    On a machine without an accelerator `accelerate launch` starts a single process in silence, whatever
+    `--num_processes` or its configuration file says, or several that do not look for each other.
 
     Args:
         running: Processes that found each other.
         words: The launcher's command line; our parent's when not given.
 
     Raises:
-        UserError: `--num_processes` or `--num_machines` asked for more.
+        UserError: More were asked for, by a flag, a configuration file or the launcher's environment.
     """
     words = launcher_words("cmdline") if words is None else words
-    if not any("accelerate" in word for word in words):
-        return
-    for flag in ("--num_processes", "--num_machines"):
-        for i, word in enumerate(words):
-            name, _, value = word.partition("=")
-            value = value or (words[i + 1] if i + 1 < len(words) else "")
-            if name.replace("-", "_").lstrip("_") == flag.lstrip("-") and value.isdigit() and int(value) > running:
-                raise UserError(
-                    f"{flag} {value} was asked for, {running} process runs: accelerate starts one where there is no "
-                    "accelerator; use ACCELERATE_USE_CPU=true torchrun --nproc_per_node N -m timm_locat.train ..."
-                )
+    asked = {}
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        asked["WORLD_SIZE"] = os.environ.get("WORLD_SIZE", "")
+    if any("accelerate" in word for word in words):
+        flags = {name: flag(words, f"--{name}") for name in ("num_processes", "num_machines")}
+        file = configuration(words)
+        asked |= {f"--{name}": value or getattr(file, name, "") for name, value in flags.items()}
+    for name, value in asked.items():
+        if str(value).isdigit() and int(value) > running:
+            raise UserError(
+                f"{name} {value} was asked for, {running} process runs: accelerate starts lone ones where there is no "
+                "accelerator; use ACCELERATE_USE_CPU=true torchrun --nproc_per_node N -m timm_locat.train ..."
+            )
+
+
+def flag(words: Sequence[str], name: str) -> str:
+    """Value of a flag on a command line, which may spell it with dashes and an equals sign; empty where it is not."""
+    for i, word in enumerate(words):
+        spelt, _, value = word.partition("=")
+        if spelt.replace("-", "_") == name.replace("-", "_"):
+            return value or (words[i + 1] if i + 1 < len(words) else "")
+    return ""
+
+
+def configuration(words: Sequence[str]) -> object | None:
+    """What `accelerate launch` read besides its command line: `--config_file`, or the file of `accelerate config`."""
+    path = flag(words, "--config_file") or None
+    if path is None and ("--cpu" in words or not Path(config_args.default_config_file).is_file()):
+        return None
+    try:
+        return config_args.load_config_from_file(path)
+    except (OSError, ValueError):  # the launcher has said so, or this process stands in another folder
+        return None
 
 
 def choose_threads() -> int:
