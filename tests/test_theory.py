@@ -1,0 +1,192 @@
+import math
+
+import pytest
+import torch
+
+from timm_locat.errors import UserError
+from timm_locat.theory import (
+    Activation,
+    Descent,
+    Structure,
+    World,
+    accuracy,
+    chance,
+    gradients,
+    idealised,
+    patch_association,
+    realistic,
+    score,
+)
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def few(**changes):
+    """A small world and model: 2 seeds, 5 images, 3 sets of 2 patches, 4 features; not square anywhere."""
+    worlds = [World(Structure(num_sets=3, set_size=2, features=4, **changes), seed) for seed in range(2)]
+    images, labels = map(torch.stack, zip(*(w.sample(5) for w in worlds), strict=True))
+    draw = torch.Generator().manual_seed(0)
+    return images, labels, torch.randn(2, 4, generator=draw), torch.randn(2, 6, 6, generator=draw)
+
+
+def test_sets_are_a_partition_into_equal_parts():
+    world = World(Structure(num_sets=5, set_size=3), 1)
+    assert world.set_of_D.bincount().tolist() == [3] * 5
+    assert world.set_of_D.tolist() != sorted(world.set_of_D.tolist())
+
+
+def test_one_set_carries_the_label_and_noise_is_orthogonal_to_the_feature():
+    world = World(Structure(), 0)
+    images, labels = world.sample(200)
+    strength = images @ world.feature_F
+    torch.testing.assert_close(strength, strength.round(), atol=1e-5, rtol=0)
+    agrees = (strength.round() == labels[:, None]).int()
+    per_set = torch.zeros(200, 6, dtype=torch.int32).index_add_(1, world.set_of_D, agrees)
+    assert (per_set.amax(1) == 4).all()
+
+
+def test_clutter_and_noise_have_the_rates_asked_for():
+    world = World(Structure(clutter=0.2, noise=0.5, features=9), 0)
+    images, _ = world.sample(2000)
+    present = ((images @ world.feature_F).abs() > 0.5).double().mean().item()
+    assert present == pytest.approx(1 / 6 + 5 / 6 * 0.2, abs=0.01)
+    rest = images - (images @ world.feature_F)[..., None] * world.feature_F
+    assert rest.pow(2).sum(-1).mean().item() == pytest.approx(8 * 0.5**2, rel=0.02)
+
+
+def test_a_new_feature_keeps_the_sets():
+    world = World(Structure(), 0)
+    sets, feature = world.set_of_D.clone(), world.feature_F
+    world.new_feature()
+    assert torch.equal(world.set_of_D, sets) and (world.feature_F @ feature).abs() < 0.95
+
+
+def test_score_is_the_formula_in_plain_loops():
+    images, _, v, logits = few()
+    found = score(images, v, logits, Activation(power=5, linear=0.3))
+    for s in range(2):
+        weights = logits[s].softmax(-1)
+        for n in range(5):
+            total = 0.0
+            for i in range(6):
+                z = 6 * sum(float(weights[i, j] * (v[s] @ images[s, n, j])) for j in range(6))
+                total += z**5 + 0.3 * z
+            assert float(found[s, n]) == pytest.approx(total, rel=1e-3)
+
+
+def test_gradients_are_those_of_autograd():
+    images, labels, v, logits = (t.double() for t in few())
+    v.requires_grad_()
+    logits.requires_grad_()
+    activation = Activation()
+    loss = torch.nn.functional.softplus(-labels * score(images, v, logits, activation)).mean(-1)
+    wanted = torch.autograd.grad(loss.sum(), (v, logits))
+    found = gradients(images, labels, v.detach(), logits.detach(), activation)
+    for a, b in zip(found, (loss.detach(), *wanted), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_score_of_zero_or_nan_is_wrong():
+    found = accuracy(torch.tensor([[0.0, math.nan, 2.0, -1.0]]), torch.tensor([[1.0, 1.0, 1.0, -1.0]]))
+    assert found.tolist() == [0.5]
+
+
+def test_association_is_full_for_the_true_sets_and_expected_by_chance_for_equal_entries():
+    sets = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    true = (sets[:, :, None] == sets[:, None, :]).float()
+    assert [t.item() for t in patch_association(true, sets)] == [1, 1]
+    exact, recall = patch_association(torch.zeros(1, 6, 6), sets)
+    assert exact.item() == 0 and recall.item() == pytest.approx(2 / 6)
+    exact, recall = patch_association(2 * torch.eye(6)[None], sets)
+    assert exact.item() == 0 and recall.item() == pytest.approx(chance(6, 2, diagonal_first=True)[1])
+
+
+@pytest.mark.parametrize("diagonal_first", [False, True])
+def test_chance_is_what_random_rows_give(diagonal_first):
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.rand(4000, 6, 6, generator=draw) + 5 * diagonal_first * torch.eye(6)
+    exact, recall = patch_association(logits, torch.tensor([0, 1, 0, 1, 0, 1]).expand(4000, 6))
+    wanted = chance(6, 3, diagonal_first=diagonal_first)
+    assert [exact.mean().item(), recall.mean().item()] == pytest.approx(wanted, abs=0.01)
+
+
+def check_association(seeds):
+    trained, control = (realistic(Structure(), Descent(diagonal=d), seeds) for d in (2.0, 0.0))
+    assert mean(trained.test_accuracy) >= 0.97
+    assert mean(trained.recall) >= 0.90 and min(trained.recall) >= 0.75
+    assert abs(mean(control.test_accuracy) - mean(trained.test_accuracy)) <= 0.02
+    assert mean(control.recall) <= 0.30
+
+
+def test_three_seeds_find_their_sets_and_without_a_diagonal_do_not():
+    check_association(range(3))
+
+
+@pytest.mark.slow
+def test_twenty_seeds_find_their_sets_and_without_a_diagonal_do_not():
+    check_association(range(20))
+
+
+def test_the_diagonal_is_never_trained_and_a_frozen_attention_does_not_move():
+    structure = Structure(num_sets=3, set_size=2, features=4)
+    trained = realistic(structure, Descent(steps=20), [0], samples=50, test_samples=10)
+    assert (trained.logits_SDD.diagonal(dim1=1, dim2=2) == 2).all()
+    assert trained.logits_SDD.abs().sum() > 2 * 6
+    frozen = realistic(structure, Descent(steps=20, lr_attention=0), [0], samples=50, test_samples=10)
+    assert torch.equal(frozen.logits_SDD[0], 2 * torch.eye(6))
+
+
+def test_a_seed_gives_the_same_model_alone_and_among_others():
+    options = dict(samples=50, test_samples=10)
+    structure, descent = Structure(num_sets=3, set_size=2, features=4), Descent(steps=20)
+    alone = realistic(structure, descent, [5], **options)
+    among = realistic(structure, descent, [4, 5], **options)
+    torch.testing.assert_close(alone.logits_SDD[0], among.logits_SDD[1])
+
+
+@pytest.mark.parametrize(("num_sets", "rate"), [(16, 1.0), (16, 100.0), (64, 1.0), (64, 100.0)])
+def test_large_images_and_wild_rates_stay_finite(num_sets, rate):
+    structure = Structure(num_sets=num_sets, noise=0.5)
+    descent = Descent(steps=40, lr_v=0.01 * rate, lr_attention=5 * rate)
+    trained = realistic(structure, descent, [0], samples=100, test_samples=50)
+    assert trained.v_SF.isfinite().all() and trained.logits_SDD.isfinite().all()
+    assert all(math.isfinite(value) for point in trained.course for value in point["loss"])
+
+
+def test_the_expectation_is_that_of_the_samples():
+    structure = Structure(num_sets=3, set_size=2, features=4, noise=0.0)
+    descent = Descent(steps=1, diagonal=1.0, start_v=0.2)
+    exact = idealised(structure, descent)[0]
+    world = World(structure, 0)
+    images, labels = world.sample(40_000)
+    v = 0.2 * world.feature_F[None]
+    loss = gradients(images[None], labels[None], v, torch.eye(6)[None], descent.activation, attention=False)[0]
+    assert exact["loss"] == pytest.approx(loss.item(), rel=0.01)
+
+
+def test_in_the_idealised_setting_attention_within_the_sets_grows_and_without_a_diagonal_does_not():
+    structure = Structure(num_sets=4)
+    last = idealised(structure, Descent(steps=100))[-1]
+    assert last["within"] > 0.1 > 0 > last["across"]
+    control = idealised(structure, Descent(steps=100, diagonal=0.0))[-1]
+    assert control["within"] == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Structure(num_sets=1), "num_sets must be at least 2, got 1"),
+        (lambda: Structure(clutter=1.5), r"in \[0, 1\], got 1.5"),
+        (lambda: Structure(noise=-1.0), "noise must be .* got -1.0"),
+        (lambda: Activation(power=4), "power must be odd and at least 3, got 4"),
+        (lambda: Descent(steps=0), "steps must be at least 1, got 0"),
+        (lambda: Descent(lr_v=math.nan), "lr_v must be a finite number of at least 0, got nan"),
+        (lambda: Descent(max_step=0.0), "max_step must be positive"),
+        (lambda: idealised(Structure(num_sets=20), Descent()), "takes at most 50,000; use fewer or smaller sets"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_a_sentence(build, words):
+    with pytest.raises(UserError, match=words):
+        build()
