@@ -1,22 +1,30 @@
 import math
+import sys
 
 import pytest
 import torch
 
-from timm_locat.errors import UserError
+from timm_locat.errors import UserError, run_cli
+from timm_locat.record import read_record
 from timm_locat.theory import (
     Activation,
     Descent,
     Structure,
     World,
     accuracy,
+    attentions,
     chance,
     gradients,
     idealised,
     patch_association,
     realistic,
+    refit,
     score,
+    solutions,
+    transfer,
 )
+from timm_locat.theory.__main__ import main
+from timm_locat.theory.plots import interval
 
 
 def mean(values):
@@ -190,3 +198,101 @@ def test_in_the_idealised_setting_attention_within_the_sets_grows_and_without_a_
 def test_a_wrong_setting_is_refused_in_a_sentence(build, words):
     with pytest.raises(UserError, match=words):
         build()
+
+
+QUICK = [
+    "--seeds", "2", "--samples", "60", "--descent.steps", "16",
+    "--structure.num-sets", "3", "--structure.set-size", "2", "--structure.features", "4",
+]  # fmt: skip
+WRITTEN = {
+    "association": {"growth.png", "sets.png", "course.png", "idealised.png"},
+    "controls": {"controls.png"},
+    "transfer": {"transfer.png"},
+}
+
+
+@pytest.fixture
+def cli(monkeypatch):
+    threads = torch.get_num_threads()
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["theory", *words])
+        run_cli(main)
+
+    yield call
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_command_prints_a_table_and_writes_a_record_and_pictures(name, tmp_path, cli, capsys):
+    more = ["--sizes", "3", "6"] if name == "transfer" else []
+    cli(name, *QUICK, *more, "--out", str(tmp_path))
+    said = capsys.readouterr()
+    assert said.err == "" and "recall" in said.out
+    record = read_record(tmp_path / f"theory-{name}-v1.json")
+    assert record["config"]["seeds"] == 2
+    assert {path.name for path in tmp_path.iterdir()} == {*WRITTEN[name], f"theory-{name}-v1.json"}
+    assert all((tmp_path / picture).stat().st_size > 5000 for picture in WRITTEN[name])
+
+
+def test_the_command_refuses_a_file_as_its_folder_in_one_sentence(tmp_path, cli, capsys):
+    file = tmp_path / "taken"
+    file.write_text("")
+    with pytest.raises(SystemExit, match="1"):
+        cli("association", "--out", str(file))
+    assert capsys.readouterr().err == f"error: --out must name a folder, and {file} is a file\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("association", "--seeds", "0"), "seeds must be at least 1"),
+        (("transfer", "--sizes", "4", "2"), "sizes must be increasing"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_the_command_refuses_wrong_words(words, said, cli, capsys):
+    with pytest.raises(SystemExit, match=r"[12]"):
+        cli(*words)
+    assert said in capsys.readouterr().err
+
+
+def test_the_association_run_at_sizes_too_large_for_the_expectation_says_so(tmp_path, cli, capsys):
+    words = [*QUICK, "--structure.num-sets", "20", "--structure.set-size", "4", "--out", str(tmp_path)]
+    cli("association", *words)
+    assert "takes at most 50,000" in capsys.readouterr().out
+    assert read_record(tmp_path / "theory-association-v1.json")["results"]["idealised"] is None
+
+
+def test_frozen_attention_of_the_true_sets_transfers_best():
+    structure = Structure(num_sets=16, features=64, noise=0.3, clutter=0.1)
+    world = World(structure, 0)
+    descent = Descent(steps=300, lr_v=0.001)
+    kinds = attentions(torch.zeros(64, 64), world.set_of_D, descent)
+    found = refit(world, kinds, [40, 160], descent)
+    assert all(found["true sets"][i] > max(found["diagonal"][i], found["uniform"][i]) + 0.05 for i in range(2))
+    assert found["pretrained"] == found["uniform"]  # the same matrix gives the same answer
+
+
+def test_a_transfer_meets_a_new_feature_with_the_old_attention():
+    structure = Structure(num_sets=3, set_size=2, features=4)
+    short = Descent(steps=10)
+    found = transfer(structure, short, short, [0, 1], [4, 8], samples=40)
+    assert set(found["accuracy"]) == {"pretrained", "diagonal", "uniform", "true sets"}
+    assert all(len(rows) == 2 and all(len(row) == 2 for row in rows) for rows in found["accuracy"].values())
+
+
+def test_the_global_sum_rule_generalises_with_recall_by_chance():
+    found = solutions(Structure(), Descent(steps=5), [0], samples=50)
+    assert found["global sum"].accuracy[0] > 0.9
+    assert found["global sum"].recall[0] == pytest.approx(4 / 24)
+    assert found["frozen diagonal"].recall[0] == pytest.approx(chance(24, 4, diagonal_first=True)[1])
+
+
+def test_an_interval_holds_the_mean_and_shrinks_with_more_seeds():
+    values = [0.8, 0.9, 1.0, 0.7]
+    low, high = interval(values)
+    assert 0.7 <= low < 0.85 < high <= 1.0
+    wide = high - low
+    low, high = interval(values * 9)
+    assert high - low < wide / 2

@@ -5,21 +5,28 @@ the theorem in words, and what is only seen here.
 """
 
 from timm_locat.theory.association import chance, patch_association
+from timm_locat.theory.controls import Solution, solutions
 from timm_locat.theory.data import Structure, World
 from timm_locat.theory.descent import Descent, Trained, idealised, realistic
 from timm_locat.theory.model import Activation, accuracy, gradients, score
+from timm_locat.theory.transfer import attentions, refit, transfer
 
 __all__ = [
     "Activation",
     "Descent",
+    "Solution",
     "Structure",
     "Trained",
     "World",
     "accuracy",
+    "attentions",
     "chance",
     "gradients",
     "idealised",
     "patch_association",
     "realistic",
+    "refit",
     "score",
+    "solutions",
+    "transfer",
 ]

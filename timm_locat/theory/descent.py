@@ -161,7 +161,7 @@ def _one_seed(structure, descent, seed, samples, test_samples, records, bar):
     world = World(structure, seed)
     (images, labels), (test_images, test_labels) = world.sample(samples), world.sample(test_samples)
     v = descent.start_v * torch.randn(1, structure.features, generator=world.generator)
-    at = {round(i * descent.steps / records) for i in range(records + 1)}
+    at = _recorded(descent.steps, records)
     course: list[dict[str, float]] = []
     frames: list[tuple[int, Tensor]] = []
 
@@ -178,6 +178,11 @@ def _one_seed(structure, descent, seed, samples, test_samples, records, bar):
 
     v, logits = descend(images[None], labels[None], v, descent.start(1, structure.patches), descent, watch)
     return world, v, logits, course, frames
+
+
+def _recorded(steps: int, records: int) -> set[int]:
+    # Squares, because most of what is to be seen happens early.
+    return {round(steps * (i / records) ** 2) for i in range(records + 1)}
 
 
 def _kinds(structure: Structure) -> tuple[Tensor, Tensor]:
@@ -229,7 +234,7 @@ def idealised(structure: Structure, descent: Descent, *, records: int = 15) -> l
     eye = torch.eye(patches, dtype=torch.float64)
     alpha = torch.tensor(descent.start_v, dtype=torch.float64, requires_grad=True)
     within, across = (torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in range(2))
-    at = {round(i * descent.steps / records) for i in range(records + 1)}
+    at = _recorded(descent.steps, records)
     course = []
     for step in range(descent.steps + 1):
         logits_DD = descent.diagonal * eye + within * own + across * other
