@@ -116,11 +116,76 @@ def study_table(records: Sequence[dict[str, Any]]) -> str:
     return markdown([*head, "mean distance", "mean entropy"], rows)
 
 
+def theory_association_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per measure of the association run."""
+    rows = []
+    for record in records:
+        run = record["results"]
+        names = {"accuracy": "test accuracy", "exact": "rows with the exact set", "recall": "top-C recall"}
+        by_chance = {"accuracy": 0.5, **run["chance"]}
+        for name, title in names.items():
+            means = [f"{run[name][key]:.3f}" for key in ("mean", "least", "greatest")]
+            rows.append([title, *means, f"{by_chance[name]:.3f}", str(record["config"]["seeds"])])
+    return markdown(["measure", "mean", "least", "greatest", "by chance", "seeds"], rows)
+
+
+def theory_controls_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per solution."""
+    rows = [
+        [
+            name,
+            *(f"{one[key]['mean']:.3f}" for key in ("accuracy", "exact", "recall")),
+            f"{one['chance_recall']:.3f}",
+            str(record["config"]["seeds"]),
+        ]
+        for record in records
+        for name, one in record["results"]["solutions"].items()
+    ]
+    return markdown(["solution", "test accuracy", "exact rows", "top-C recall", "recall by chance", "seeds"], rows)
+
+
+def theory_transfer_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per number of images of the new task."""
+    rows = []
+    for record in records:
+        curves = record["results"]["curves"]
+        for points in zip(*curves.values(), strict=True):
+            cells = [f"{p['mean']:.3f} ({p['interval'][0]:.3f} .. {p['interval'][1]:.3f})" for p in points]
+            rows.append([str(points[0]["images"]), *cells])
+    return markdown(["images", *(records[0]["results"]["curves"] if records else ())], rows)
+
+
+def theory_regimes_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per regime tried beside the default: accuracy with the middle number of images and with the most."""
+    rows = []
+    for record in records:
+        sizes = record["config"]["sizes"]
+        shown = ((len(sizes) - 1) // 2, len(sizes) - 1)
+        for name, regime in record["results"].get("tried", {}).items():
+            cells = []
+            for kind in ("pretrained", "diagonal", "uniform"):
+                seeds = regime["accuracy"][kind]
+                cells.append(" / ".join(f"{sum(seed[i] for seed in seeds) / len(seeds):.3f}" for i in shown))
+            rows.append(
+                [
+                    name,
+                    " / ".join(str(sizes[i]) for i in shown),
+                    *cells,
+                    f"{sum(regime['source_recall']) / regime['seeds']:.2f}",
+                ]
+            )
+    return markdown(["regime", "images", "pretrained", "diagonal", "uniform", "recall"], rows)
+
+
 TABLES = {
     "train": ("train/", train_table),
     "study": ("train/", study_table),
     "speed": ("speed/", speed_table),
     "locality-speed": ("locality-speed/", locality_speed_table),
+    "theory-association": ("theory-association/", theory_association_table),
+    "theory-controls": ("theory-controls/", theory_controls_table),
+    "theory-transfer": ("theory-transfer/", theory_transfer_table),
+    "theory-regimes": ("theory-transfer/", theory_regimes_table),
 }
 """Name of a table: the protocols whose records are its rows, and the function that writes it."""
 
