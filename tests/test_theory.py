@@ -163,6 +163,12 @@ def test_large_images_and_wild_rates_stay_finite(num_sets, rate):
     assert all(math.isfinite(value) for point in trained.course for value in point["loss"])
 
 
+def test_without_the_limit_on_a_step_the_cubic_overflows():
+    structure, descent = Structure(num_sets=16, noise=0.5), Descent(steps=40, max_step=1e30)
+    trained = realistic(structure, descent, [0], samples=100, test_samples=50)
+    assert not trained.v_SF.isfinite().all() and trained.test_accuracy == [0.0]
+
+
 def test_the_expectation_is_that_of_the_samples():
     structure = Structure(num_sets=3, set_size=2, features=4, noise=0.0)
     descent = Descent(steps=1, diagonal=1.0, start_v=0.2)
