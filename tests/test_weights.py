@@ -8,6 +8,8 @@ import timm
 import torch
 
 from timm_locat.data import DATASETS, decode_all, eval_transform, load
+from timm_locat.errors import UserError
+from timm_locat.models import create_model
 from timm_locat.models.weights import LABELS, TAG, WEIGHTS
 
 NAMES = sorted(path.name.removesuffix(".safetensors") for path in WEIGHTS.glob("*.safetensors"))
@@ -43,6 +45,7 @@ def test_shipped_weights_are_found_and_adapted_as_timm_does(name):
     assert tuple(timm.get_pretrained_cfg(name).label_names) == LABELS == DATASETS["fashion_mnist_mini"].names
     x = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
     assert timm.create_model(name, pretrained=True, num_classes=3, img_size=48).eval()(x).shape == (1, 3)
+    assert timm.create_model(name, pretrained=True, in_chans=1).eval()(x[:, :1, :32, :32]).shape == (1, 10)
     assert timm.create_model(name, pretrained=True, num_classes=0).eval()(x[..., :32, :32]).shape == (1, 192)
     plain, given = timm.create_model(architecture, pretrained=True), timm.create_model(name, pretrained=True)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), given.parameters(), strict=True))
@@ -57,3 +60,16 @@ def test_a_shipped_file_is_small_and_has_a_card_with_its_number(name):
 
 def test_plain_and_locat_are_shipped():
     assert {"vit_compact_patch4_32.fashion_mnist", "locatvit_compact_patch4_32.fashion_mnist"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_class_names_belong_to_the_weights(name):
+    assert timm.create_model(name, pretrained=True).pretrained_cfg["label_names"] == LABELS
+    assert "label_names" not in timm.create_model(name, depth=1).pretrained_cfg
+
+
+@pytest.mark.parametrize("build", [timm.create_model, create_model])
+def test_a_file_that_is_not_there_is_named(build, tmp_path):
+    overlay = {"file": str(tmp_path / "gone.safetensors")}
+    with pytest.raises(UserError, match=r"vit_compact_patch4_32: there is no file .*gone\.safetensors"):
+        build(f"vit_compact_patch4_32.{TAG}", pretrained=True, pretrained_cfg_overlay=overlay)

@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import timm
 from timm.layers import to_2tuple
-from timm.models import build_model_with_cfg, model_entrypoint
+from timm.models import build_model_with_cfg, model_entrypoint, resolve_pretrained_cfg
 from timm.models import register_model as timm_register_model
 from timm.models.vision_transformer import VisionTransformer
 
@@ -48,12 +49,20 @@ def build_vit(cls: type[VisionTransformer], variant: str, pretrained: bool, filt
     """Build a ViT-like model the way timm's own ViT entrypoints do.
 
     Raises:
-        UserError: An image size that the patch does not divide.
+        UserError: An image size that the patch does not divide, or weights in a file that is not there.
         TypeError: A keyword that `cls` does not have; from Python itself, as for timm's own models.
     """
     out_indices = kwargs.pop("out_indices", 3)
     check_img_size(kwargs.get("img_size"), kwargs.get("patch_size", 16), pad=kwargs.get("dynamic_img_pad", False))
-    return build_model_with_cfg(
+    cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
+    packaged = bool(cfg.file) and not cfg.source
+    if pretrained and packaged and not Path(cfg.file).is_file():
+        # timm's own error does not name the file.
+        raise UserError(
+            f"cannot load weights into {variant}: there is no file {cfg.file}; weights of this package come with its "
+            "installation, or from `python -m timm_locat.study ship` in a checkout; pretrained=False does without"
+        )
+    model = build_model_with_cfg(
         cls,
         variant,
         pretrained,
@@ -61,3 +70,7 @@ def build_vit(cls: type[VisionTransformer], variant: str, pretrained: bool, filt
         feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
         **kwargs,
     )
+    if packaged and not pretrained:
+        # A model that is trained on other images must not carry the class names of ours into its export.
+        model.pretrained_cfg.pop("label_names", None)
+    return model

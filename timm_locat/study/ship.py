@@ -9,7 +9,7 @@ import torch
 from tyro.conf import Positional
 
 from timm_locat.errors import UserError, require
-from timm_locat.models.weights import TAG, WEIGHTS
+from timm_locat.models.weights import LABELS, TAG, WEIGHTS
 from timm_locat.record import atomic_write
 from timm_locat.study.results import Row, interval, read_rows
 
@@ -55,8 +55,15 @@ def run(config: ShipConfig) -> str:
 
 
 def ship(row: Row, folder: Path, name: str) -> int:
-    """Write weights in half precision, and the record of their run beside them; returns the size of the file."""
+    """Write weights in half precision, and the record of their run beside them; returns the size of the file.
+
+    Raises:
+        UserError: They are too large, or their classes are not those that the package gives to them.
+    """
     safetensors = require("safetensors.torch", "hub", "shipping weights")
+    labels = json.loads((row.folder / "config.json").read_text(encoding="utf-8")).get("label_names")
+    if tuple(labels or ()) != LABELS:
+        raise UserError(f"{row.folder} was trained on the classes {labels}, shipped weights have {list(LABELS)}")
     state = safetensors.load_file(row.folder / "model.safetensors")
     data = safetensors.save({key: value.to(torch.float16) for key, value in state.items()}, {"format": "pt"})
     if len(data) > LARGEST:
@@ -70,6 +77,11 @@ def card(name: str, best: Row, rows: list[Row]) -> str:
     """Model card in Markdown, with the front matter that the Hub reads."""
     run_, config = best.record["results"], best.record["config"]
     scores = interval([row.value("test_accuracy") for row in rows])
+    choice = (
+        f"It is the best of {len(rows)} seeds, chosen on these test images, whose mean is {scores.text(1)} %."
+        if len(rows) > 1
+        else "One seed was trained."
+    )
     return f"""---
 library_name: timm
 pipeline_tag: image-classification
@@ -92,7 +104,7 @@ model = timm.create_model("{name}", pretrained=True).eval()
 ## Results
 
 Test accuracy {run_["test_accuracy"]:.1f} % on {run_["test_images"]:,} images, as trained; the file holds half
-precision. It is the best of {len(rows)} seeds, chosen on these test images, whose mean is {scores.text(1)} %.
+precision. {choice}
 
 ## Training
 
