@@ -101,7 +101,7 @@ def test_the_images_are_spread_over_the_split(monkeypatch):
         (["vit_compact_patch4_32", *SOME, "--images", 0], 2, "images must be at least 1, got 0"),
         (["vit_compact_patch4_32", *SOME, "--conventions.unit", "miles"], 2, "miles"),
         (["vit_compact_patch4_32", *SOME, "--out", __file__], 1, "--out must name a folder"),
-        (["vit_compact_patch4_32", "--data", "fashion_mnist_mini"], 1, "has no published weights"),
+        (["vit_compact_patch8_64", "--data", "fashion_mnist_mini"], 1, "has no published weights"),
     ],
 )
 def test_mistakes_end_in_a_sentence(tmp_path, monkeypatch, capsys, words, status, sentence):
