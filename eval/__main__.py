@@ -15,6 +15,7 @@ from timm_locat.errors import require, run_cli
 SUBCOMMANDS = {
     "speed": ("eval.speed", "time and memory of one model against another, interleaved and paired"),
     "speed locality": ("eval.locality_speed", "time and memory of recording locality against a plain forward"),
+    "speed augment": ("eval.augment_speed", "time of the augmentation protocols as a share of a training step"),
     "tables": ("eval.tables", "write the README's tables from the records in eval/results"),
 }
 """Name, of one or two words: its module, and what it measures. A new evaluation is a line here; only the one asked for

@@ -177,10 +177,23 @@ def theory_regimes_table(records: Sequence[dict[str, Any]]) -> str:
     return markdown(["regime", "images", "pretrained", "diagonal", "uniform", "recall"], rows)
 
 
+def augment_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per protocol and record."""
+    rows = []
+    for record in records:
+        run, bar = record["results"], record["config"]["bar"]
+        for name, row in run["protocols"].items():
+            median, q1, q3 = (f"{100 * row['share'][key]:.2f}" for key in ("median", "q1", "q3"))
+            outcome = f"{row['outcome']} ({100 * bar:g} %)"
+            rows.append([f"`{name}`", f"{row['us_per_image']:.0f}", f"{median} % ({q1} .. {q3})", outcome])
+    return markdown(["protocol", "µs per image", "share of a training step (middle half)", "bar"], rows)
+
+
 TABLES = {
     "train": ("train/", train_table),
     "study": ("train/", study_table),
     "speed": ("speed/", speed_table),
+    "augment-speed": ("augment-speed/", augment_table),
     "locality-speed": ("locality-speed/", locality_speed_table),
     "theory-association": ("theory-association/", theory_association_table),
     "theory-controls": ("theory-controls/", theory_controls_table),
