@@ -217,6 +217,14 @@ def test_a_compiled_model_sees_changes():
         torch.testing.assert_close(compiled(images()), net(images()))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_model_says_the_same():
+    net = spread(model())
+    scripted = torch.jit.script(net)
+    with torch.no_grad():
+        torch.testing.assert_close(scripted(images()), net(images()))
+
+
 def test_an_exported_program_has_its_weights_as_inputs():
     net = spread(model())
     with torch.no_grad():

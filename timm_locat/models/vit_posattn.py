@@ -239,11 +239,12 @@ class PosAttnViT(VisionTransformer):
     ) -> tuple[list[Tensor], bool]:
         """Attention of each layer for the tokens at hand, and whether it has been through the softmax."""
         # A traced x is no plain tensor; what was kept would become a constant of the trace.
-        if not torch.jit.is_scripting() and type(x) is Tensor:
-            simple = keep is None and attn_mask is None and not is_causal
-            tracing = torch.jit.is_tracing() or torch.compiler.is_compiling() or x.is_meta
-            if simple and not self.training and not torch.is_grad_enabled() and not tracing:
-                return self._kept_weights(grid), True
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript prunes the outer condition only
+            if type(x) is Tensor:
+                simple = keep is None and attn_mask is None and not is_causal
+                tracing = torch.jit.is_tracing() or torch.compiler.is_compiling() or x.is_meta
+                if simple and not self.training and not torch.is_grad_enabled() and not tracing:
+                    return self._kept_weights(grid), True
         return [masked_logits(logits, keep, attn_mask, is_causal) for logits in self._logits(grid)], False
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], Tensor | None]:
