@@ -3,33 +3,26 @@
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from accelerate import Accelerator
 from PIL import Image
 from training_runs import SIZES, TINY, Killed, config, easy_folder, kill_after, rows, same, weights
 
-from timm_locat.data import load, permute_patches
-from timm_locat.errors import MissingExtra, UserError, run_cli
+from timm_locat.errors import UserError, run_cli
 from timm_locat.record import read_record
 from timm_locat.train import RECIPES, DataConfig
 from timm_locat.train.__main__ import main
-from timm_locat.train.bare import BareLoop
 from timm_locat.train.build import build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
 from timm_locat.train.engine import Interrupted, Trainer, train
-from timm_locat.train.feed import Feed
 from timm_locat.train.launched import choose_threads
 from timm_locat.train.run_folder import choose_folder
-from timm_locat.train.samples import BatchPlan, Samples, evaluation_ids, patch_order, seed_for
-from timm_locat.train.trackers import start_tracker
+from timm_locat.train.samples import BatchPlan, evaluation_ids, seed_for
 
 ROOT = Path(__file__).parents[1]
 
@@ -209,26 +202,6 @@ def test_values_on_the_command_line_replace_the_protocols():
     assert (own.cutmix, own.mix_prob, own.label_smoothing, own.auto_augment) == (0.5, 1.0, 0.0, "cifar10")
 
 
-def test_a_failed_write_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, {"epoch": 1})
-
-    def full(state, file):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(UserError, match="No space left on device; free some space"):
-        save_checkpoint(tmp_path, {"epoch": 2})
-    assert load_checkpoint(tmp_path) == {"epoch": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
-def test_a_broken_checkpoint_is_named(tmp_path):
-    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(UserError, match=r"cannot read the checkpoint .*checkpoint.pt.*delete it to start again"):
-        load_checkpoint(tmp_path)
-
-
 # Mistakes
 
 
@@ -259,155 +232,6 @@ def test_runs_without_a_folder_get_new_ones(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [choose_folder(config(folder, None), "demo") for _ in range(3)]
     assert [str(f) for f in folders] == ["runs/demo", "runs/demo-2", "runs/demo-3"]
-
-
-def broken_copy(folder, tmp_path, *names):
-    """A copy of a data folder in which some files are cut short; the folder and these files."""
-    data = tmp_path / "data"
-    shutil.copytree(folder, data)
-    for name in names:
-        (data / name).write_bytes((data / name).read_bytes()[:60])
-    return data, [data / name for name in names]
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_is_named(folder, tmp_path, in_memory, workers):
-    data, (broken,) = broken_copy(folder, tmp_path, "train/light/3.png")
-    with pytest.raises(UserError) as caught:
-        train(config(data, tmp_path / "run", data={"in_memory": in_memory, "workers": workers}))
-    assert str(broken) in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("in_memory", "workers"), [(True, 0), (False, 0), (False, 1)])
-def test_broken_images_are_tolerated_up_to_a_number(folder, tmp_path, in_memory, workers, monkeypatch):
-    data, broken = broken_copy(folder, tmp_path, "train/light/3.png", "train/light/4.png")
-    options = {"data": {"in_memory": in_memory, "workers": workers}, "skip_broken": 2}
-    assert train(config(data, tmp_path / "whole", **options))["broken_images"] == 2
-    named = (tmp_path / "whole" / "broken.txt").read_text().splitlines()
-    assert len(named) == 2 and all(any(str(path) in line for line in named) for path in broken)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_after(patch, 4)
-        train(config(data, tmp_path / "killed", **options))
-    assert train(config(data, tmp_path / "killed", resume="auto", **options))["broken_images"] == 2
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-    with pytest.raises(UserError, match=r"skip_broken=1 (tolerates|was asked for)"):
-        train(config(data, tmp_path / "one", **options | {"skip_broken": 1}))
-
-
-def test_the_next_readable_image_stands_in_with_its_own_label(folder, tmp_path):
-    data, broken = broken_copy(folder, tmp_path, "train/dark/9.png")  # the last of its class, by name
-    found = load(data, "train")
-    index = [found.source(i) for i in range(len(found))].index(str(broken[0]))
-    for in_memory in (True, False):
-        samples = Samples(found, (16, 16), crop_pct=1.0, interpolation="bilinear", skip_broken=1, in_memory=in_memory)
-        pixels, labels, _ = samples.__getitems__([(index, 0), (index + 1, 0)])
-        assert torch.equal(pixels[0], pixels[1]) and labels.tolist() == [1, 1] and found.labels[index] == 0
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(folder, tmp_path, monkeypatch):
-    original = Feed._augmented
-
-    def spoil(self, images, labels, seed):
-        batch = original(self, images, labels, seed)
-        spoiled = seed == self.plan.draw_seed(1, 1, 0, 0)
-        return batch._replace(targets=batch.targets * float("nan")) if spoiled else batch
-
-    train(config(folder, tmp_path / "whole"))
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"not finite in epoch 2, update 2.*peak_lr"):
-        patch.setattr(Feed, "_augmented", spoil)
-        train(config(folder, tmp_path / "run"))
-    told = json.loads((tmp_path / "run" / "not_finite.json").read_text())
-    data = load(folder, "train")
-    expected = BatchPlan(len(data), 8, 1, 1, seed=0).epoch(1, 0)[1]
-    assert told["processes"][0]["images"] == [data.source(i) for i in expected] and told["update"] == 2
-    state = load_checkpoint(tmp_path / "run")
-    assert state["epoch"] == 1 and state["update"] == 0  # the last good one is untouched
-    (tmp_path / "run" / "not_finite.pt").replace(tmp_path / "run" / "checkpoint.pt")
-    train(config(folder, tmp_path / "run", resume="auto"))  # the state that was saved is as good
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
-
-
-def test_a_learning_rate_that_is_far_too_large_is_noticed(folder, tmp_path):
-    with pytest.raises(UserError, match=r"not finite in epoch 1.*smaller peak_lr"):
-        train(config(folder, tmp_path, peak_lr=1e30, min_lr=1e29, warmup_epochs=0, clip_grad=None))
-
-
-# Switches
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # inductor's own
-def test_a_compiled_run_learns_the_same_and_keeps_the_names_of_its_weights(folder, tmp_path):
-    plain = train(config(folder, tmp_path / "plain", epochs=2))
-    compiled = train(config(folder, tmp_path / "compiled", epochs=2, compile=True))
-    assert weights(tmp_path / "plain").keys() == weights(tmp_path / "compiled").keys()
-    assert compiled["train_loss"] == pytest.approx(plain["train_loss"], abs=1e-4)
-    timm.create_model(f"local-dir:{tmp_path / 'compiled'}", pretrained=True)
-
-
-def test_deterministic_algorithms_are_asked_for_and_put_back(folder, tmp_path, monkeypatch):
-    seen = []
-    original = Trainer._train_update
-
-    def switches():
-        cudnn = torch.backends.cudnn
-        workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-        return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.allow_tf32, workspace
-
-    def look(self):
-        seen.append((*switches(), torch.get_float32_matmul_precision()))
-        return original(self)
-
-    before = switches()
-    monkeypatch.setattr(Trainer, "_train_update", look)
-    train(config(folder, tmp_path, deterministic=True, epochs=2))
-    assert set(seen) == {(True, True, False, ":4096:8", "highest")}
-    assert switches() == before and not before[0]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own
-def test_tensorboard_gets_every_epoch_of_a_run_that_was_killed(folder, tmp_path, monkeypatch):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_after(patch, 4)
-        train(config(folder, tmp_path, tracker="tensorboard"))
-    train(config(folder, tmp_path, tracker="tensorboard", resume="auto"))
-    values = {}
-    for file in sorted(tmp_path.rglob("events.out.tfevents*")):
-        events = accumulator.EventAccumulator(str(file))
-        events.Reload()
-        if "test_accuracy" in events.Tags()["scalars"]:
-            values |= {event.step: event.value for event in events.Scalars("test_accuracy")}
-    written = {3 * int(row["epoch"]): float(row["test_accuracy"]) for row in rows(tmp_path)}
-    assert values == pytest.approx(written) and len(written) == 3
-
-
-def test_a_tracker_that_is_not_installed_is_named(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtra, match=r"--tracker wandb needs `wandb`.*timm-locat\[trackers\]"):
-        train(config(folder, tmp_path, tracker="wandb"))
-
-
-def test_only_the_main_process_chooses_the_id_of_a_run(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
-    start_tracker(types.SimpleNamespace(is_main_process=False), config(folder, tmp_path, tracker="wandb"), tmp_path)
-    assert not (tmp_path / "tracker_id").exists()
-
-
-@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_a_resumed_run_goes_on_under_the_same_id(folder, tmp_path, monkeypatch, tracker):
-    calls = []
-    monkeypatch.setitem(sys.modules, tracker, types.ModuleType(tracker))
-    monkeypatch.setattr("timm_locat.train.trackers.filter_trackers", lambda names, folder: names)
-    monkeypatch.setattr(
-        Accelerator, "init_trackers", lambda self, project, config, options: calls.append((config, options[tracker]))
-    )
-    monkeypatch.setattr(Accelerator, "log", lambda self, values, step: None)
-    train(config(folder, tmp_path, tracker=tracker))
-    train(config(folder, tmp_path, tracker=tracker, resume="auto"))
-    (first, options), (_, again) = calls
-    assert options == again and options["resume"] == "allow" and (tmp_path / "tracker_id").read_text().strip()
-    assert first["data.protocol"] == "modern" and first["peak_lr"] == 1e-3
 
 
 def test_a_run_saved_before_a_setting_existed_can_go_on(folder, tmp_path):
@@ -527,39 +351,3 @@ def test_a_missing_extra_is_named(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("not installed: pip install 'timm-locat[train]'")
-
-
-# Speed beside a bare loop
-
-
-def test_comparing_with_a_bare_loop_changes_no_weight_and_is_recorded(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("timm_locat.train.bare.EVERY", 2)
-    train(config(folder, tmp_path / "plain", grad_accum_steps=2))
-    results = train(config(folder, tmp_path / "compared", grad_accum_steps=2, compare_bare=True))
-    assert same(weights(tmp_path / "plain"), weights(tmp_path / "compared"))
-    assert rows(tmp_path / "plain") == rows(tmp_path / "compared")
-    recorded = read_record(tmp_path / "compared" / "record.json")["results"]
-    assert recorded["bare_comparisons"] == results["bare_comparisons"] == 3  # one of the three updates of each epoch
-    assert recorded["share_of_bare"] > 0 and recorded["bare_images_per_second"] > 0
-    assert "share_of_bare" not in read_record(tmp_path / "plain" / "record.json")["results"]
-
-
-def test_a_bare_loop_makes_as_many_passes_as_an_update(monkeypatch):
-    monkeypatch.setattr("timm_locat.train.bare.EVERY", 1)
-    seen, model = [], torch.nn.Linear(4, 3)
-    bare = BareLoop(3, lambda images: (seen.append(len(images)), model(images))[1])
-    spent = bare.after(0, 0.5, torch.ones(6, 4))
-    assert seen == [6, 6, 6] and model.weight.grad.abs().sum() > 0
-    assert bare.results(18)["share_of_bare"] == pytest.approx(bare.seconds[0] / 0.5)
-    assert bare.results(18)["bare_images_per_second"] == pytest.approx(18 / bare.seconds[0])
-    assert spent >= bare.seconds[0]
-
-
-def test_permuted_patches_are_permuted_in_training_and_testing_alike(folder, tmp_path):
-    trainer = Trainer(config(folder, tmp_path, data={"permute_patches": 3}))
-    plain = Trainer(config(folder, tmp_path / "plain"))
-    images = trainer.test_samples.pixels[:2]
-    order = patch_order(16, 3)
-    expected = permute_patches(plain.prepare(images), order, (4, 4))
-    assert torch.equal(trainer.prepare(images), expected) and not torch.equal(expected, plain.prepare(images))
-    assert not torch.equal(order, patch_order(16, 4))
