@@ -12,7 +12,7 @@ from timm_locat.errors import UserError
 from timm_locat.hub import export
 from timm_locat.record import read_record
 from timm_locat.train.evaluate import EvaluateConfig, describe, run, summarise
-from timm_locat.train.scores import evaluate
+from timm_locat.train.scores import evaluate, in_step
 
 
 def test_counts_equal_a_plain_loop():
@@ -32,6 +32,13 @@ def test_counts_equal_a_plain_loop():
     assert results["accuracy"] == pytest.approx(2 * sum(confusion[k][k] for k in range(7)))
     assert results["per_class"][0]["recall"] == pytest.approx(100 * confusion[0][0] / sum(confusion[0]))
     assert results["per_class"][6]["recall"] is None and "-" in describe(results)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_processes_in_step_make_as_many_passes(count):
+    idled = []
+    batches = list(in_step([(torch.zeros(1), torch.zeros(1))] * count, 3, lambda: idled.append(1)))
+    assert len(batches) == count and len(idled) == 3 - count
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
 """Training from a stream: each image once, exact resume, the same whatever the processes and workers."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from training_runs import Killed, config, easy_images, kill_after, rows, same, weights
+from training_runs import TINY, Killed, config, easy_images, kill_after, rows, same, weights
 
 from timm_locat.data import load
 from timm_locat.errors import UserError
@@ -150,6 +153,22 @@ def test_a_streamed_run_is_evaluated_and_recorded_like_any_other(folder, tmp_pat
     model = f"local-dir:{tmp_path}"
     measured = [run(EvaluateConfig(model=model, data=str(folder), streaming=streaming)) for streaming in (True, False)]
     assert measured[0] == measured[1] and measured[0]["samples"] == 10
+
+
+@pytest.mark.slow
+def test_two_real_processes_train_on_a_stream_like_one_that_accumulates(folder, tmp_path):
+    for processes, accumulate in ((1, 2), (2, 1)):
+        words = ["--data.name", folder, "--data.streaming", "--data.protocol", "modern", "--mixed-precision", "no"]
+        words += ["--model-kwargs", TINY, "--img-size", 16, "--epochs", 3, "--warmup-epochs", 1]
+        words += ["--global-batch-size", 8, "--grad-accum-steps", accumulate, "--out", tmp_path / str(processes)]
+        launch = [sys.executable, "-m", "torch.distributed.run", "--master_port", 29513, "--nproc_per_node", processes]
+        command = [*launch, "-m", "timm_locat.train", "demo", *words]
+        env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        subprocess.run([str(word) for word in command], env=env, check=True, timeout=300)
+    one, two = (read_record(tmp_path / name / "record.json")["results"] for name in "12")
+    assert one["test_images"] == two["test_images"] == 10 and two["processes"] == 2
+    assert two["train_loss"] == pytest.approx(one["train_loss"], abs=1e-5)
+    assert two["test_loss"] == pytest.approx(one["test_loss"], abs=1e-5)
 
 
 def test_a_streamed_batch_can_be_looked_at(folder, tmp_path):

@@ -73,7 +73,8 @@ def test_tensorboard_gets_every_epoch_of_a_run_that_was_killed(folder, tmp_path,
 def test_a_tracker_that_is_not_installed_is_named(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtra, match=r"--tracker wandb needs `wandb`.*timm-locat\[trackers\]"):
-        train(config(folder, tmp_path, tracker="wandb"))
+        train(config(folder, tmp_path / "run", tracker="wandb"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_only_the_main_process_chooses_the_id_of_a_run(folder, tmp_path, monkeypatch):

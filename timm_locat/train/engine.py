@@ -52,7 +52,7 @@ from timm_locat.train.state import (
     name_blocks,
     optimizer_state,
 )
-from timm_locat.train.trackers import start_tracker
+from timm_locat.train.trackers import check_tracker, start_tracker
 
 __all__ = ["Interrupted", "Trainer", "train"]
 
@@ -93,6 +93,7 @@ class Trainer:
         self.config = config
         self.recipe = recipe
         self.stop = StopRequest()
+        check_tracker(config)
         self.accelerator = new_accelerator(config)
         self.is_main = self.accelerator.is_main_process
         self.device = self.accelerator.device

@@ -12,23 +12,27 @@ from timm_locat.record import atomic_write, plain_json
 from timm_locat.train.config import TrainConfig
 from timm_locat.train.run_folder import dotted
 
-__all__ = ["start_tracker"]
+__all__ = ["check_tracker", "start_tracker"]
 
 PROJECT = "timm-locat"
+
+
+def check_tracker(config: TrainConfig) -> None:
+    """Refuse a tracker that is not there, before anything is read or written.
+
+    Raises:
+        MissingExtra: The tracker's package is not installed.
+    """
+    if config.tracker != "none":
+        require(config.tracker, "trackers", f"--tracker {config.tracker}")
 
 
 def start_tracker(accelerator: Accelerator, config: TrainConfig, folder: Path) -> None:
     """Make `accelerator.log` write to the tracker that the run names; nothing where it names none.
 
     A resumed run goes on in the tracker's run: its id is kept in the run folder.
-
-    Raises:
-        MissingExtra: The tracker's package is not installed.
     """
-    if config.tracker == "none":
-        return
-    require(config.tracker, "trackers", f"--tracker {config.tracker}")
-    if not accelerator.is_main_process:
+    if config.tracker == "none" or not accelerator.is_main_process:
         return  # only the main process tells a tracker anything, and only it may choose the run's id
     accelerator.project_configuration.set_directories(str(folder))
     accelerator.project_configuration.logging_dir = str(folder)
