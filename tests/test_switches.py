@@ -1,5 +1,6 @@
 """Switches of a run beside what it computes: compilation, determinism, trackers, comparison with a bare loop."""
 
+import functools
 import os
 import sys
 import types
@@ -14,6 +15,7 @@ from timm_locat.data import permute_patches
 from timm_locat.errors import MissingExtra
 from timm_locat.record import read_record
 from timm_locat.train.bare import BareLoop
+from timm_locat.train.checkpoint import load_checkpoint
 from timm_locat.train.engine import Trainer, train
 from timm_locat.train.samples import patch_order
 from timm_locat.train.trackers import start_tracker
@@ -25,12 +27,18 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # inductor's own
-def test_a_compiled_run_learns_the_same_and_keeps_the_names_of_its_weights(folder, tmp_path):
-    plain = train(config(folder, tmp_path / "plain", epochs=2))
-    compiled = train(config(folder, tmp_path / "compiled", epochs=2, compile=True))
-    assert weights(tmp_path / "plain").keys() == weights(tmp_path / "compiled").keys()
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_run_learns_the_same_and_keeps_the_names_of_its_weights(folder, tmp_path, monkeypatch, backend):
+    changes = {"epochs": 2, "ema_decay": 0.9}
+    plain = train(config(folder, tmp_path / "plain", **changes))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+        compiled = train(config(folder, tmp_path / "compiled", compile=True, **changes))
+    states = [load_checkpoint(tmp_path / name) for name in ("plain", "compiled")]
+    assert all(states[0][part].keys() == states[1][part].keys() for part in ("model", "ema"))
     assert compiled["train_loss"] == pytest.approx(plain["train_loss"], abs=1e-4)
-    timm.create_model(f"local-dir:{tmp_path / 'compiled'}", pretrained=True)
+    for exported in (tmp_path / "compiled", tmp_path / "compiled" / "ema"):
+        timm.create_model(f"local-dir:{exported}", pretrained=True)
 
 
 def test_deterministic_algorithms_are_asked_for_and_put_back(folder, tmp_path, monkeypatch):
