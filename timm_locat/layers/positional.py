@@ -11,12 +11,38 @@ Shape letters in this file:
 import math
 
 import torch
-from timm.layers import Attention, maybe_add_mask, register_notrace_function, resolve_self_attn_mask
+from timm.layers import (
+    Attention,
+    maybe_add_mask,
+    register_notrace_function,
+    resample_abs_pos_embed,
+    resolve_self_attn_mask,
+)
 from timm.models.vision_transformer import Block
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PositionalAttention", "PositionalBlock", "conv_init_", "mimetic_init_"]
+__all__ = [
+    "PositionalAttention",
+    "PositionalBlock",
+    "conv_init_",
+    "has_plain_weights",
+    "mimetic_init_",
+    "resample_logits",
+    "resample_positions",
+    "sincos_positions",
+]
+
+
+def has_plain_weights(linear: nn.Module) -> bool:
+    """Whether the result of a layer is its weight times its input plus its bias, and nothing else.
+
+    It is not with an adapter (LoRA), quantisation, a parametrisation, pruning or offloading, which replace the module,
+    its forward, or hook into it.
+    """
+    if type(linear) is not nn.Linear or "forward" in vars(linear):
+        return False
+    return not (linear._forward_pre_hooks or linear._forward_hooks or linear._backward_hooks)
 
 
 class PositionalAttention(Attention):
@@ -28,33 +54,59 @@ class PositionalAttention(Attention):
         kwargs: As for timm's `Attention`.
     """
 
+    def _project(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Columns `first` to `last` of `qkv(x)`, without computing the others where that is possible."""
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript prunes the outer condition only
+            if not has_plain_weights(self.qkv):
+                return self.qkv(x)[..., first:last]
+        bias = None if self.qkv.bias is None else self.qkv.bias[first:last]
+        return F.linear(x, self.qkv.weight[first:last], bias)
+
     def logits(self, positions: Tensor) -> Tensor:
         """(h, T, T) attention logits of (T, C) normalised positions."""
-        width = 2 * self.attn_dim
-        bias = None if self.qkv.bias is None else self.qkv.bias[:width]
-        qk = F.linear(positions, self.qkv.weight[:width], bias).view(-1, 2, self.num_heads, self.head_dim)
+        qk = self._project(positions, 0, 2 * self.attn_dim).view(-1, 2, self.num_heads, self.head_dim)
         q, k = qk.permute(1, 2, 0, 3).unbind(0)
         return (self.q_norm(q) * self.scale) @ self.k_norm(k).transpose(-2, -1)
 
-    def values(self, x: Tensor) -> Tensor:
-        """(B, T, h * D) values of (B, T, C) tokens."""
-        width = 2 * self.attn_dim
-        return F.linear(x, self.qkv.weight[width:], None if self.qkv.bias is None else self.qkv.bias[width:])
+    def attention(self, positions: Tensor) -> Tensor:
+        """(h, T, T) attention of (T, C) normalised positions; rows sum to 1."""
+        return self.logits(positions).softmax(dim=-1)
 
-    def forward(self, x: Tensor, attention: Tensor, normalised: bool = False) -> Tensor:
-        """Mix tokens.
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        logits: Tensor | None = None,
+        weights: Tensor | None = None,
+        keep: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Mix the tokens of each image.
 
         Args:
-            x: (B, T, C).
-            attention: (1, h, T, T) for all images or (B, h, T, T): logits with masks applied.
-            normalised: It has been through the softmax already.
+            x: (B, T', C), the tokens that are left.
+            positions: (T, C) normalised positions of all tokens.
+            logits: (h, T, T), where they do not come from positions.
+            weights: (1, h, T, T) attention of all tokens if it is known already; then no mask is applied.
+            keep: (B, T') int64 indices of the tokens that are left in each image; None for all.
+            attn_mask: Boolean (True = may attend) or additive float mask that broadcasts to (B, h, T', T').
+            is_causal: Mask everything behind the query; takes precedence over `attn_mask`, as in timm.
+
+        Raises:
+            ValueError: None of `positions`, `logits` and `weights` was given.
         """
         B, T, _ = x.shape
-        weights = attention if normalised else attention.softmax(dim=-1)
+        if weights is None:
+            if logits is None:
+                if positions is None:
+                    raise ValueError("positional attention needs positions, logits or weights, got none of them")
+                logits = self.logits(positions)
+            weights = masked_logits(logits, keep, attn_mask, is_causal).softmax(dim=-1)
         if self.training and self.attn_drop.p > 0.0:
             weights = weights.expand(B, -1, -1, -1)  # each image drops its own
         weights = self.attn_drop(weights)
-        v = self.values(x).view(B, T, self.num_heads, self.head_dim)
+        v = self._project(x, 2 * self.attn_dim, 3 * self.attn_dim).view(B, T, self.num_heads, self.head_dim)
         y = mix(weights, v)
         y = self.norm(y.reshape(B, T, self.attn_dim))
         if self.gate is not None:
@@ -83,26 +135,32 @@ def mix(weights: Tensor, v: Tensor) -> Tensor:
 
 
 class PositionalBlock(Block):
-    """timm's pre-norm `Block` around a `PositionalAttention`; `forward` takes the attention as well.
+    """timm's pre-norm `Block` around a `PositionalAttention`, whose arguments its `forward` takes."""
 
-    They have a default only because blocks sit in an `nn.Sequential`, whose own `forward` TorchScript compiles.
-    """
-
-    def forward(self, x: Tensor, attention: Tensor | None = None, normalised: bool = False) -> Tensor:
-        if attention is None:
-            raise ValueError("PositionalBlock needs the attention of the positions: pass (1, heads, T, T)")
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attention, normalised)))
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        logits: Tensor | None = None,
+        weights: Tensor | None = None,
+        keep: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        y = self.attn(self.norm1(x), positions, logits, weights, keep, attn_mask, is_causal)
+        x = x + self.drop_path1(self.ls1(y))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
+@torch.fx.wrap  # masks of a traced call are not known yet
 def masked_logits(logits: Tensor, keep: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
     """Logits of the tokens that are left, with masks applied.
 
     Args:
         logits: (h, T, T) of all tokens.
-        keep: (B, T') int64 indices of the tokens that are left in each image; None for all.
-        attn_mask: Boolean (True = may attend) or additive float mask that broadcasts to (B, h, T', T').
-        is_causal: As in timm.
+        keep: As for `PositionalAttention.forward`.
+        attn_mask: The same.
+        is_causal: The same.
 
     Returns:
         (1, h, T, T), or (B, h, T', T') where images differ.
@@ -112,6 +170,24 @@ def masked_logits(logits: Tensor, keep: Tensor | None, attn_mask: Tensor | None,
     else:
         logits = logits[:, keep.unsqueeze(-1), keep.unsqueeze(1)].transpose(0, 1)
     return maybe_add_mask(logits, resolve_self_attn_mask(logits.shape[-1], logits, attn_mask, is_causal))
+
+
+def resample_positions(table: Tensor, new: tuple[int, int], old: tuple[int, int], num_prefix: int) -> Tensor:
+    """(L, T, C) positions for another grid; timm's resampling, table by table."""
+    tables = [
+        resample_abs_pos_embed(t.unsqueeze(0), new_size=new, old_size=old, num_prefix_tokens=num_prefix)
+        for t in table.unbind(0)
+    ]
+    return torch.cat(tables)
+
+
+def resample_logits(table: Tensor, new: tuple[int, int], old: tuple[int, int], num_prefix: int) -> Tensor:
+    """(L, h, T, T) logits for another grid: keys first, then queries, as if the others were channels."""
+    layers, heads, tokens, _ = table.shape
+    by_query = table.reshape(layers * heads, tokens, tokens)
+    for _ in range(2):
+        by_query = resample_positions(by_query.transpose(1, 2), new, old, num_prefix)
+    return by_query.view(layers, heads, by_query.shape[1], by_query.shape[2])
 
 
 @torch.no_grad()

@@ -4,14 +4,14 @@ Source: "Vision Transformers provably learn spatial structure" (NeurIPS 2022), a
 the paper is tiny, patch 16, and its small one has 7 layers, 12 heads and width and MLP width 384 (both known from
 summaries). The text on how positions enter a deep model was not available: every default below is our choice.
 
-The attention is computed once per forward pass. In evaluation without gradients it is kept until a weight that it
-depends on changes.
+Each layer computes its attention once per forward pass, whatever the number of images. In evaluation without gradients
+it is kept until a weight that it depends on changes.
 """
 
 from typing import Any, Literal
 
 import torch
-from timm.layers import Attention, PatchDropoutWithIndices, resample_abs_pos_embed
+from timm.layers import Attention, PatchDropoutWithIndices
 from timm.models import checkpoint, generate_default_cfgs
 from timm.models._features import feature_take_indices  # timm has no public name for it
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -19,19 +19,20 @@ from timm.models.vision_transformer import checkpoint_filter_fn as vit_checkpoin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from timm_locat.layers.kept import Kept
 from timm_locat.layers.positional import (
     PositionalAttention,
     PositionalBlock,
     conv_init_,
-    masked_logits,
+    has_plain_weights,
     mimetic_init_,
+    resample_logits,
+    resample_positions,
     sincos_positions,
 )
 from timm_locat.models._build import build_vit, check_img_size, register_model
 
 __all__ = ["PosAttnViT", "checkpoint_filter_fn"]
-
-torch.fx.wrap("masked_logits")  # masks of a traced call are not known yet
 
 CACHE_BYTES = 2**28
 """Attention that takes more than this is not kept between forward passes."""
@@ -48,9 +49,11 @@ class PosAttnViT(VisionTransformer):
         pos_added: Add `pos_embed` to the tokens as well, as a plain ViT does.
         pos_norm: Normalise each position (layer norm without weights) before queries and keys. Without it a table of
             small numbers makes attention all but uniform.
-        free_logits: Learn the logits themselves, (heads, tokens, tokens) per layer, instead of P Wq Wk^T P^T.
-        attn_init: How queries and keys start. `default` as timm has it; `mimetic` as noise plus identity; `conv` makes
-            each head look at one patch of a 3 x 3 window, on positions of sines and cosines.
+        free_logits: Learn the logits themselves, `attn_logits` of (layers, heads, tokens, tokens), instead of
+            P Wq Wk^T P^T. The parts of `qkv` that make queries and keys are then without use.
+        attn_init: How the attention starts. `default` as timm has it, or at uniform attention with `free_logits`;
+            `mimetic` as noise plus identity; `conv` makes each head look at one patch of a 3 x 3 window, on positions
+            of sines and cosines.
         patch_drop_rate: Share of patches to drop while training.
     """
 
@@ -83,7 +86,12 @@ class PosAttnViT(VisionTransformer):
             raise ValueError("positional attention needs a position for every token: drop no_embed_class")
         if attn_init not in ("default", "mimetic", "conv"):
             raise ValueError(f"attn_init must be 'default', 'mimetic' or 'conv', got {attn_init!r}")
+        if free_logits and not pos_shared:
+            raise ValueError("with free_logits no layer reads a position table: drop pos_shared")
+        # A table that nobody reads would be a parameter without a gradient, which distributed training refuses.
+        reads_pos_embed = pos_added or (pos_shared and not free_logits)
         kwargs |= {"block_fn": PositionalBlock, "attn_layer": PositionalAttention}
+        kwargs["pos_embed"] = "learn" if reads_pos_embed else "none"
         self.attn_init = attn_init
         super().__init__(img_size=img_size, patch_size=patch_size, patch_drop_rate=patch_drop_rate, **kwargs)
         self.drops_patches = patch_drop_rate > 0
@@ -91,16 +99,18 @@ class PosAttnViT(VisionTransformer):
             self.patch_drop = PatchDropoutWithIndices(patch_drop_rate, num_prefix_tokens=self.num_prefix_tokens)
         self.pos_shared, self.pos_added = pos_shared, pos_added
         self.pos_norm, self.free_logits = pos_norm, free_logits
-        depth, (_, tokens, dim) = len(self.blocks), self.pos_embed.shape
-        dd = dict(device=self.pos_embed.device, dtype=self.pos_embed.dtype)
+        depth, tokens = len(self.blocks), self._num_tokens(self.patch_embed.grid_size)
+        like = self.patch_embed.proj.weight
         if not pos_shared:
-            self.layer_pos = nn.Parameter(torch.empty(depth, tokens, dim, **dd))
+            self.layer_pos = nn.Parameter(like.new_empty(depth, tokens, self.embed_dim))
         if free_logits:
-            heads = self.blocks[0].attn.num_heads
-            self.attn_logits = nn.Parameter(torch.empty(depth, heads, tokens, tokens, **dd))
-        if not self.pos_embed.is_meta:
+            self.attn_logits = nn.Parameter(like.new_empty(depth, self.blocks[0].attn.num_heads, tokens, tokens))
+        if not like.is_meta:
             self.init_positions()
-        self._kept: tuple[Any, ...] | None = None
+        self._kept = Kept()
+
+    def _num_tokens(self, grid: tuple[int, int]) -> int:
+        return grid[0] * grid[1] + self.num_prefix_tokens
 
     @torch.jit.ignore
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
@@ -117,19 +127,25 @@ class PosAttnViT(VisionTransformer):
             nn.init.trunc_normal_(self.layer_pos, std=0.02)
         if self.free_logits:
             nn.init.zeros_(self.attn_logits)
+        if self.attn_init == "default":
+            return
+        tables = self.pos_embed if self.pos_shared else self.layer_pos
+        if self.free_logits:  # start where a model with positions would
+            tables = self.attn_logits.new_empty(1, self.attn_logits.shape[-1], self.embed_dim)
+            nn.init.trunc_normal_(tables, std=0.02)
         if self.attn_init == "conv":
-            dim = self.pos_embed.shape[-1]
-            if dim % 4 or self.blocks[0].attn.head_dim % 4:
-                raise ValueError(f"attn_init='conv' needs widths of model and heads that 4 divides, got {dim}")
-            table = sincos_positions(self.patch_embed.grid_size, dim).to(self.pos_embed)
-            for positions in self.pos_embed if self.pos_shared else self.layer_pos:
-                positions[self.num_prefix_tokens :] = table
-        if self.attn_init != "default" and not self.free_logits:
-            for i, block in enumerate(self.blocks):
-                if self.attn_init == "mimetic":
-                    mimetic_init_(block.attn)
-                else:
-                    conv_init_(block.attn, first=i * block.attn.num_heads)
+            widths = (self.embed_dim, self.blocks[0].attn.head_dim)
+            if widths[0] % 4 or widths[1] % 4:
+                raise ValueError(f"attn_init='conv' needs widths of model and heads that 4 divides, got {widths}")
+            patches = sincos_positions(self.patch_embed.grid_size, self.embed_dim)
+            tables[:, self.num_prefix_tokens :] = patches.to(tables)
+        for i, block in enumerate(self.blocks):
+            if self.attn_init == "mimetic":
+                mimetic_init_(block.attn)
+            else:
+                conv_init_(block.attn, first=i * block.attn.num_heads)
+            if self.free_logits:
+                self.attn_logits[i] = block.attn.logits(self._normalise(tables)[0])
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -162,21 +178,32 @@ class PosAttnViT(VisionTransformer):
             table = resample_logits(self.attn_logits, after, before, self.num_prefix_tokens)
             self.attn_logits = nn.Parameter(table, requires_grad=self.attn_logits.requires_grad)
 
-    def _logits(self, grid: tuple[int, int]) -> list[Tensor]:
-        """Attention logits (h, T, T) of each layer for a grid of patches."""
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks behind the last of `indices`, as in timm, and what belongs to them."""
+        taken = super().prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
+        for name in ("layer_pos", "attn_logits"):
+            if hasattr(self, name):
+                table = getattr(self, name)
+                rest = table.detach()[: len(self.blocks)].clone()
+                setattr(self, name, nn.Parameter(rest, requires_grad=table.requires_grad))
+        return taken
+
+    def _normalise(self, tables: Tensor) -> Tensor:
+        return F.layer_norm(tables, (tables.shape[-1],)) if self.pos_norm else tables
+
+    def _tables(self, grid: tuple[int, int]) -> Tensor:
+        """What layers attend by: normalised positions (1 or layers, T, C), or free logits (layers, h, T, T)."""
         own = self.patch_embed.grid_size
         own_size = grid[0] == own[0] and grid[1] == own[1]
         if self.free_logits:
             table = self.attn_logits
-            if not own_size:
-                table = resample_logits(table, grid, own, self.num_prefix_tokens)
-            return list(table.unbind(0))
+            return table if own_size else resample_logits(table, grid, own, self.num_prefix_tokens)
         positions = self.pos_embed if self.pos_shared else self.layer_pos
         if not own_size:
             positions = resample_positions(positions, grid, own, self.num_prefix_tokens)
-        if self.pos_norm:
-            positions = F.layer_norm(positions, (positions.shape[-1],))
-        return [block.attn.logits(positions[0 if self.pos_shared else i]) for i, block in enumerate(self.blocks)]
+        return self._normalise(positions)
 
     @torch.jit.ignore
     def attention_maps(self, img_size: tuple[int, int] | None = None) -> dict[str, Tensor]:
@@ -186,66 +213,57 @@ class PosAttnViT(VisionTransformer):
             img_size: Height and width in pixels; None for those that the model was built for.
 
         Returns:
-            Name of the attention layer -> (h, T, T) after softmax.
+            Name of the attention layer -> (h, T, T) after softmax, prefix tokens first.
         """
         grid = self.patch_embed.grid_size if img_size is None else self.patch_embed.dynamic_feat_size(img_size)
-        return {f"blocks.{i}.attn": logits.softmax(dim=-1) for i, logits in enumerate(self._logits(tuple(grid)))}
+        return {f"blocks.{i}.attn": weights[0] for i, weights in enumerate(self._all_weights(tuple(grid)))}
 
     @torch.jit.ignore
-    def _fresh_weights(self, grid: tuple[int, int]) -> list[Tensor]:
-        return [logits.softmax(dim=-1).unsqueeze(0) for logits in self._logits(grid)]
+    def _all_weights(self, grid: tuple[int, int]) -> list[Tensor]:
+        """(1, h, T, T) attention of each layer."""
+        tables = self._tables(grid)
+        if self.free_logits:
+            return list(tables.softmax(dim=-1).unsqueeze(1).unbind(0))
+        found = [blk.attn.attention(tables[0 if self.pos_shared else i]) for i, blk in enumerate(self.blocks)]
+        return [weights.unsqueeze(0) for weights in found]
 
     @torch.jit.ignore
-    def _kept_weights(self, grid: tuple[int, int]) -> list[Tensor]:
-        """Attention weights, from the last pass if nothing that they depend on has changed since.
-
-        What tells a change: the version, storage, dtype and device of each parameter, the grid, and autocast. The
-        storages are held, so that no other tensor can take their place in memory. Writing through `Tensor.data` in
-        place is the one change that PyTorch itself does not notice.
-        """
-        parameters = [p for name, p in self.named_parameters() if name in ("pos_embed", "layer_pos", "attn_logits")]
-        for block in self.blocks:
-            parameters += [
-                *block.attn.qkv.parameters(),
-                *block.attn.q_norm.parameters(),
-                *block.attn.k_norm.parameters(),
-            ]
-        device = self.pos_embed.device.type
-        try:
-            state = tuple((p._version, p.data_ptr(), p.dtype, p.device, tuple(p.shape)) for p in parameters)
-        except RuntimeError:  # made in inference mode, or without a storage
-            return self._fresh_weights(grid)
-        key = (
-            state,
-            grid,
-            self.patch_embed.grid_size,
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
+    def _kept_weights(self, x: Tensor, grid: tuple[int, int]) -> list[Tensor] | None:
+        """`_all_weights` where they may be kept from pass to pass; None where each layer has to compute its own."""
+        traced = (
+            type(x) is not Tensor
+            or x.is_meta
+            or torch.jit.is_tracing()
+            or torch.compiler.is_compiling()
+            or torch._C._len_torch_dispatch_stack() > 0  # make_fx; there is no public name for it
         )
-        kept = self._kept
-        if kept is not None and kept[0] == key:
-            return kept[1]
-        weights = self._fresh_weights(grid)
-        if sum(w.numel() * w.element_size() for w in weights) <= CACHE_BYTES:
-            self._kept = (key, weights, [p.detach() for p in parameters])
-        return weights
+        if self.training or torch.is_grad_enabled() or traced:
+            return None
+        attention = [blk.attn for blk in self.blocks]
+        num_bytes = 4 * len(attention) * attention[0].num_heads * self._num_tokens(grid) ** 2
+        if num_bytes > CACHE_BYTES or not all(has_plain_weights(attn.qkv) for attn in attention):
+            return None
+        device = x.device.type
+        context = [grid, self.patch_embed.grid_size, torch.is_autocast_enabled(device)]
+        context.append(torch.get_autocast_dtype(device))
+        if x.is_cuda:
+            if torch.cuda.is_current_stream_capturing():  # a graph that is replayed reads the weights anew
+                return None
+            context.append(torch.cuda.current_stream(x.device))  # another one might read before it is written
+        parameters = [self.attn_logits if self.free_logits else self.pos_embed if self.pos_shared else self.layer_pos]
+        parameters += [p for attn in attention for m in (attn.qkv, attn.q_norm, attn.k_norm) for p in m.parameters()]
+        return self._kept.get(parameters, tuple(context), lambda: self._all_weights(grid))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which keep attention of their own."""
-        return {**self.__dict__, "_kept": None}
+    @torch.jit.ignore
+    def train(self, mode: bool = True) -> "PosAttnViT":
+        """As in every module; kept attention is dropped, in whatever way weights have been changed meanwhile."""
+        self._kept.drop()
+        return super().train(mode)
 
-    def _attention(
-        self, x: Tensor, grid: tuple[int, int], keep: Tensor | None, attn_mask: Tensor | None, is_causal: bool
-    ) -> tuple[list[Tensor], bool]:
-        """Attention of each layer for the tokens at hand, and whether it has been through the softmax."""
-        # A traced x is no plain tensor; what was kept would become a constant of the trace.
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript prunes the outer condition only
-            if type(x) is Tensor:
-                simple = keep is None and attn_mask is None and not is_causal
-                tracing = torch.jit.is_tracing() or torch.compiler.is_compiling() or x.is_meta
-                if simple and not self.training and not torch.is_grad_enabled() and not tracing:
-                    return self._kept_weights(grid), True
-        return [masked_logits(logits, keep, attn_mask, is_causal) for logits in self._logits(grid)], False
+    def _apply(self, *args: Any, **kwargs: Any) -> "PosAttnViT":
+        """What `to`, `half` and their like go through; kept attention would stay on the old device."""
+        self._kept.drop()
+        return super()._apply(*args, **kwargs)
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], Tensor | None]:
         """Tokens that enter the first block, the grid, and which tokens are left (None: all)."""
@@ -272,16 +290,37 @@ class PosAttnViT(VisionTransformer):
         return self.norm_pre(x), (height, width), keep
 
     def _blocks(
-        self, x: Tensor, attention: list[Tensor], normalised: bool, take: list[int], stop: int
+        self,
+        x: Tensor,
+        grid: tuple[int, int],
+        keep: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        take: list[int],
+        stop: int,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run blocks 0..stop; returns the last output and those of the blocks in `take`."""
+        kept: list[Tensor] | None = None
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript prunes the outer condition only
+            if keep is None and attn_mask is None and not is_causal:
+                kept = self._kept_weights(x, grid)
+        tables = x if kept is not None else self._tables(grid)  # x: TorchScript wants a tensor
         taken: list[Tensor] = []
         for i, blk in enumerate(self.blocks):
             if i <= stop:
-                if self.grad_checkpointing and not torch.jit.is_scripting():
-                    x = checkpoint(blk, x, attention[i], normalised)
+                positions: Tensor | None = None
+                logits: Tensor | None = None
+                weights: Tensor | None = None
+                if kept is not None:
+                    weights = kept[i]
+                elif self.free_logits:
+                    logits = tables[i]
                 else:
-                    x = blk(x, attention[i], normalised)
+                    positions = tables[0 if self.pos_shared else i]
+                if self.grad_checkpointing and not torch.jit.is_scripting():
+                    x = checkpoint(blk, x, positions, logits, weights, keep, attn_mask, is_causal)
+                else:
+                    x = blk(x, positions, logits, weights, keep, attn_mask, is_causal)
                 if i in take:
                     taken.append(x)
         return x, taken
@@ -289,8 +328,7 @@ class PosAttnViT(VisionTransformer):
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, T, C) tokens after the final norm, prefix tokens first."""
         x, grid, keep = self._embed(x)
-        attention, normalised = self._attention(x, grid, keep, attn_mask, is_causal)
-        x, _ = self._blocks(x, attention, normalised, [], len(self.blocks) - 1)
+        x, _ = self._blocks(x, grid, keep, attn_mask, is_causal, [], len(self.blocks) - 1)
         return self.norm(x)
 
     def forward_intermediates(
@@ -311,8 +349,8 @@ class PosAttnViT(VisionTransformer):
         take, last = feature_take_indices(len(self.blocks), indices)
         height, width = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         x, grid, keep = self._embed(x)
-        attention, normalised = self._attention(x, grid, keep, attn_mask, is_causal)
-        x, taken = self._blocks(x, attention, normalised, take, last if stop_early else len(self.blocks) - 1)
+        stop = last if stop_early else len(self.blocks) - 1
+        x, taken = self._blocks(x, grid, keep, attn_mask, is_causal, take, stop)
         if norm:
             taken = [self.norm(y) for y in taken]
         prefix = [y[:, : self.num_prefix_tokens] for y in taken]
@@ -335,29 +373,11 @@ class PosAttnViT(VisionTransformer):
         return self.norm(x), taken
 
 
-def resample_positions(table: Tensor, new: tuple[int, int], old: tuple[int, int], num_prefix: int) -> Tensor:
-    """(L, T, C) positions for another grid; timm's resampling, table by table."""
-    tables = [
-        resample_abs_pos_embed(t.unsqueeze(0), new_size=new, old_size=old, num_prefix_tokens=num_prefix)
-        for t in table.unbind(0)
-    ]
-    return torch.cat(tables)
-
-
-def resample_logits(table: Tensor, new: tuple[int, int], old: tuple[int, int], num_prefix: int) -> Tensor:
-    """(L, h, T, T) logits for another grid: keys first, then queries, as if the others were channels."""
-    layers, heads, tokens, _ = table.shape
-    by_query = table.reshape(layers * heads, tokens, tokens)
-    for _ in range(2):
-        by_query = resample_positions(by_query.transpose(1, 2), new, old, num_prefix)
-    return by_query.view(layers, heads, by_query.shape[1], by_query.shape[2])
-
-
 def checkpoint_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> dict[str, Tensor]:
     """Fit a checkpoint to `model`: timm's ViT filter, and the tables of each layer are resampled like `pos_embed`."""
     out = vit_checkpoint_filter_fn(state_dict, model)
     grid = tuple(model.patch_embed.grid_size)
-    tokens = model.pos_embed.shape[1]
+    tokens = model._num_tokens(grid)
     for name, resample in (("layer_pos", resample_positions), ("attn_logits", resample_logits)):
         if name in out and out[name].shape[-2] != tokens:
             side = round((out[name].shape[-2] - model.num_prefix_tokens) ** 0.5)
