@@ -11,13 +11,17 @@ from timm_locat.errors import UserError
 from timm_locat.models import create_model
 from timm_locat.models._build import register_model
 
-NAMES = sorted(n for module in ("locatvit", "vit_compact") for n in timm.list_models(module=module))
+NAMES = sorted(n for module in ("jumbo", "locatvit", "vit_compact") for n in timm.list_models(module=module))
 TINY = {"depth": 1, "embed_dim": 64, "num_heads": 2}
 HEAVY = ("accelerate", "datasets", "matplotlib", "transformers", "tyro", "tqdm.contrib", "pandas")
 
 
 def test_these_names_are_registered():
     assert NAMES == [
+        "jumbo_base",
+        "jumbo_tiny",
+        "locatjumbo_base",
+        "locatjumbo_tiny",
         "locatvit_base",
         "locatvit_compact_patch4_32",
         "locatvit_compact_patch8_64",

@@ -39,7 +39,8 @@ def test_the_recipe_tells_its_command(name):
 
 
 def test_a_control_differs_from_its_model_in_nothing_else():
-    for ours, plain in (("locatvit_tiny_in1k", "vit_tiny_in1k"), ("locatvit_base_in1k", "vit_base_in1k")):
+    for ours in ("locatvit_tiny_in1k", "locatvit_base_in1k", "locatjumbo_tiny_in1k", "locatjumbo_base_in1k"):
+        plain = ours.removeprefix("locat")
         a, b = RECIPES[ours](), RECIPES[plain]()
         assert {k for k in vars(a) if getattr(a, k) != getattr(b, k)} == {"model"}
 

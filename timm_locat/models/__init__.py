@@ -1,16 +1,19 @@
 """Model families. Importing this registers every one of them with timm."""
 
-from timm_locat.models import locatvit, vit_compact, vit_posattn
+from timm_locat.models import jumbo, locatvit, vit_compact, vit_posattn
 from timm_locat.models.create import create_model, parse_kwargs
 from timm_locat.models.features import dense_features
+from timm_locat.models.jumbo import JumboViT
 from timm_locat.models.locatvit import LocAtViT
 from timm_locat.models.vit_posattn import PosAttnViT
 
 __all__ = [
+    "JumboViT",
     "LocAtViT",
     "PosAttnViT",
     "create_model",
     "dense_features",
+    "jumbo",
     "locatvit",
     "parse_kwargs",
     "vit_compact",

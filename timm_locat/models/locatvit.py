@@ -65,7 +65,7 @@ class LocAtViT(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         check_img_size(img_size, patch_size, pad=kwargs.get("dynamic_img_pad", False))
-        if gaug:
+        if gaug and kwargs.get("attn_layer") is not GaussianAttention:
             if kwargs.get("block_fn", Block) is not Block or kwargs.get("attn_layer", Attention) is not Attention:
                 raise ValueError("gaug=True brings its own block and attention; drop block_fn/attn_layer or gaug")
             kwargs |= {"block_fn": GaussianBlock, "attn_layer": GaussianAttention}
@@ -167,6 +167,10 @@ class LocAtViT(VisionTransformer):
         """(B, T, C) tokens after the final norm and before PRR, prefix tokens first."""
         x, grid = self._embed(x)
         x, _ = self._blocks(x, grid, attn_mask, is_causal, [], len(self.blocks) - 1)
+        return self._norm(x)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        """The final norm, of (B, T, C) tokens."""
         return self.norm(x)
 
     def forward_intermediates(
@@ -189,7 +193,7 @@ class LocAtViT(VisionTransformer):
         x, grid = self._embed(x)
         x, taken = self._blocks(x, grid, attn_mask, is_causal, take, last if stop_early else len(self.blocks) - 1)
         if norm:
-            taken = [self.norm(y) for y in taken]
+            taken = [self._norm(y) for y in taken]
         prefix = [y[:, : self.num_prefix_tokens] for y in taken]
         taken = [y[:, self.num_prefix_tokens :] for y in taken]
         if output_fmt == "NCHW":
@@ -201,13 +205,13 @@ class LocAtViT(VisionTransformer):
             if has_prefix:
                 result["image_intermediates_prefix"] = prefix
             if not intermediates_only:
-                result["image_features"] = self.norm(x)
+                result["image_features"] = self._norm(x)
             return result
         if has_prefix and not torch.jit.is_scripting():
             taken = list(zip(taken, prefix, strict=True))
         if intermediates_only:
             return taken
-        return self.norm(x), taken
+        return self._norm(x), taken
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
         """Refine (B, T, C) tokens where `prr` is on, then pool as timm does."""

@@ -105,6 +105,38 @@ def vit_base_in1k() -> TrainConfig:
     return replace(locatvit_base_in1k(), model="vit_base_patch16_224")
 
 
+def jumbo_tiny_in1k() -> TrainConfig:
+    """The control of locatjumbo_tiny_in1k: a plain Jumbo, the same recipe; the paper's number was not available to us.
+
+    accelerate launch -m timm_locat.train jumbo_tiny_in1k --data.root /data/imagenet
+    """
+    return replace(locatvit_tiny_in1k(), model="jumbo_tiny")
+
+
+def jumbo_base_in1k() -> TrainConfig:
+    """The control of locatjumbo_base_in1k: a plain Jumbo, the same recipe; the paper's number was not available to us.
+
+    accelerate launch --num_processes 4 -m timm_locat.train jumbo_base_in1k --data.root /data/imagenet
+    """
+    return replace(locatvit_base_in1k(), model="jumbo_base")
+
+
+def locatjumbo_tiny_in1k() -> TrainConfig:
+    """LocAtJumbo-Ti on ImageNet-1k with the recipe of arXiv:2603.04892; the paper's number was not available to us.
+
+    accelerate launch -m timm_locat.train locatjumbo_tiny_in1k --data.root /data/imagenet
+    """
+    return replace(jumbo_tiny_in1k(), model="locatjumbo_tiny")
+
+
+def locatjumbo_base_in1k() -> TrainConfig:
+    """LocAtJumbo-B on ImageNet-1k with the recipe of arXiv:2603.04892; the paper's number was not available to us.
+
+    accelerate launch --num_processes 4 -m timm_locat.train locatjumbo_base_in1k --data.root /data/imagenet
+    """
+    return replace(jumbo_base_in1k(), model="locatjumbo_base")
+
+
 def locatvit_tiny_mini_imagenet() -> TrainConfig:
     """LocAtViT-Ti on mini-ImageNet (100 classes), arXiv:2603.04892; the paper's number was not available to us.
 
@@ -219,6 +251,10 @@ _NAMED = (
     vit_tiny_in1k,
     vit_small_in1k,
     vit_base_in1k,
+    jumbo_tiny_in1k,
+    jumbo_base_in1k,
+    locatjumbo_tiny_in1k,
+    locatjumbo_base_in1k,
     locatvit_tiny_mini_imagenet,
     vit_tiny_mini_imagenet,
     vit_posattn_in1k,
