@@ -150,7 +150,10 @@ def theory_transfer_table(records: Sequence[dict[str, Any]]) -> str:
     for record in records:
         curves = record["results"]["curves"]
         for points in zip(*curves.values(), strict=True):
-            cells = [f"{p['mean']:.3f} ({p['interval'][0]:.3f} .. {p['interval'][1]:.3f})" for p in points]
+            cells = [
+                f"{p['mean']:.3f}" + (" ({:.3f} .. {:.3f})".format(*p["interval"]) if p["interval"] else "")
+                for p in points
+            ]
             rows.append([str(points[0]["images"]), *cells])
     return markdown(["images", *(records[0]["results"]["curves"] if records else ())], rows)
 

@@ -3,7 +3,9 @@ import sys
 
 import pytest
 import torch
+from PIL import Image, ImageSequence
 
+from eval.tables import theory_transfer_table
 from timm_locat.errors import UserError, run_cli
 from timm_locat.record import read_record
 from timm_locat.theory import (
@@ -24,7 +26,7 @@ from timm_locat.theory import (
     transfer,
 )
 from timm_locat.theory.__main__ import main
-from timm_locat.theory.plots import interval
+from timm_locat.theory.plots import animate_growth, interval
 
 
 def mean(values):
@@ -165,8 +167,13 @@ def test_large_images_and_wild_rates_stay_finite(num_sets, rate):
 
 def test_without_the_limit_on_a_step_the_cubic_overflows():
     structure, descent = Structure(num_sets=16, noise=0.5), Descent(steps=40, max_step=1e30)
-    trained = realistic(structure, descent, [0], samples=100, test_samples=50)
-    assert not trained.v_SF.isfinite().all() and trained.test_accuracy == [0.0]
+    with pytest.raises(UserError, match=r"diverged: at step \d+ .* lower lr_v, lr_attention or max_step"):
+        realistic(structure, descent, [0], samples=100, test_samples=50)
+
+
+def test_an_idealised_descent_that_diverges_says_so():
+    with pytest.raises(UserError, match="diverged"):
+        idealised(Structure(num_sets=3, set_size=2), Descent(steps=40, lr_v=1e300, max_step=1e300))
 
 
 def test_the_expectation_is_that_of_the_samples():
@@ -211,7 +218,7 @@ QUICK = [
     "--structure.num-sets", "3", "--structure.set-size", "2", "--structure.features", "4",
 ]  # fmt: skip
 WRITTEN = {
-    "association": {"growth.png", "sets.png", "course.png", "idealised.png"},
+    "association": {"growth.png", "growth.gif", "sets.png", "course.png", "idealised.png"},
     "controls": {"controls.png"},
     "transfer": {"transfer.png"},
 }
@@ -235,10 +242,33 @@ def test_a_command_prints_a_table_and_writes_a_record_and_pictures(name, tmp_pat
     cli(name, *QUICK, *more, "--out", str(tmp_path))
     said = capsys.readouterr()
     assert said.err == "" and "recall" in said.out
-    record = read_record(tmp_path / f"theory-{name}-v1.json")
-    assert record["config"]["seeds"] == 2
-    assert {path.name for path in tmp_path.iterdir()} == {*WRITTEN[name], f"theory-{name}-v1.json"}
+    record = read_record(tmp_path / f"theory-{name}-v1__2_seeds.json")
+    assert record["config"]["seeds"] == 2 and record["seed"] == [0, 1]
+    assert {path.name for path in tmp_path.iterdir()} == {*WRITTEN[name], f"theory-{name}-v1__2_seeds.json"}
     assert all((tmp_path / picture).stat().st_size > 5000 for picture in WRITTEN[name])
+
+
+def test_the_animation_has_a_frame_for_every_recorded_step(tmp_path):
+    structure, descent = Structure(num_sets=3, set_size=2, features=4), Descent(steps=16)
+    trained = realistic(structure, descent, [0], samples=20, test_samples=10, records=3)
+    animate_growth(trained, tmp_path / "growth.gif")
+    with Image.open(tmp_path / "growth.gif") as gif:
+        frames = [frame.convert("RGB").tobytes() for frame in ImageSequence.Iterator(gif)]
+    assert len(frames) == len(set(frames)) == len(trained.frames) == 4
+
+
+def test_one_seed_has_no_interval(tmp_path, cli):
+    assert interval([0.7]) is None
+    cli("transfer", *QUICK, "--seeds", "1", "--sizes", "3", "6", "--out", str(tmp_path))
+    record = read_record(tmp_path / "theory-transfer-v1__1_seeds.json")
+    assert record["results"]["curves"]["uniform"][0]["interval"] is None
+    assert "(" not in theory_transfer_table([record])
+
+
+def test_help_names_the_experiments(cli, capsys):
+    cli("--help")
+    said = capsys.readouterr().out
+    assert all(name in said for name in WRITTEN)
 
 
 def test_the_command_refuses_a_file_as_its_folder_in_one_sentence(tmp_path, cli, capsys):
@@ -254,7 +284,9 @@ def test_the_command_refuses_a_file_as_its_folder_in_one_sentence(tmp_path, cli,
     [
         (("association", "--seeds", "0"), "seeds must be at least 1"),
         (("transfer", "--sizes", "4", "2"), "sizes must be increasing"),
-        (("nonsense",), "nonsense"),
+        (("nonsense",), "expected an experiment, association or controls or transfer, got 'nonsense'"),
+        ((), "got none"),
+        (("association", "--structure.clutter", "2"), "Error parsing structure: clutter is a probability"),
     ],
 )
 def test_the_command_refuses_wrong_words(words, said, cli, capsys):
@@ -267,7 +299,7 @@ def test_the_association_run_at_sizes_too_large_for_the_expectation_says_so(tmp_
     words = [*QUICK, "--structure.num-sets", "20", "--structure.set-size", "4", "--out", str(tmp_path)]
     cli("association", *words)
     assert "takes at most 50,000" in capsys.readouterr().out
-    assert read_record(tmp_path / "theory-association-v1.json")["results"]["idealised"] is None
+    assert read_record(tmp_path / "theory-association-v1__2_seeds.json")["results"]["idealised"] is None
 
 
 def test_frozen_attention_of_the_true_sets_transfers_best():

@@ -41,7 +41,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "results": (dict,),
     "config": (dict,),
     "command": (str,),
-    "seed": (int, type(None)),
+    "seed": (int, list, type(None)),
     "versions": (dict,),
     "commit": (str, type(None)),
     "machine": (dict,),
@@ -54,7 +54,7 @@ PACKAGES = ("torch", "torchvision", "timm", "accelerate", "datasets")
 
 
 def write_record(
-    path: str | os.PathLike, *, protocol: str, results: dict, config: Any, seed: int | None, **extra: Any
+    path: str | os.PathLike, *, protocol: str, results: dict, config: Any, seed: int | list[int] | None, **extra: Any
 ) -> dict:
     """Write the record of a finished run, whole or not at all.
 
@@ -63,7 +63,7 @@ def write_record(
         protocol: Name and version, such as `"speed/v1"`; bump the version when any number could move.
         results: The numbers.
         config: Dataclass or dict with every setting of the run.
-        seed: Seed of the run; None when nothing was random.
+        seed: Seed of the run, or a list where one run has many; None when nothing was random.
         extra: More top-level fields; they may not take the name of a fixed one.
 
     Returns:

@@ -1,5 +1,6 @@
 """python -m timm_locat.theory association|transfer|controls [--seeds N] [--out FOLDER] [--help]"""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -110,8 +111,9 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
 
 def _write(config: _Common, results: dict[str, Any]) -> None:
     name = type(config).__name__.lower()
-    path = config.folder / f"theory-{name}-v1.json"
-    write_record(path, protocol=f"theory-{name}/v1", results=results, config=config, seed=0)
+    seeds = list(range(config.seeds))
+    path = config.folder / f"theory-{name}-v1__{config.seeds}_seeds.json"
+    write_record(path, protocol=f"theory-{name}/v1", results=results, config=config, seed=seeds)
 
 
 def run_association(config: Association) -> str:
@@ -135,6 +137,7 @@ def run_association(config: Association) -> str:
         },
     )
     plots.draw_growth(trained, config.folder / "growth.png")
+    plots.animate_growth(trained, config.folder / "growth.gif")
     plots.draw_sets(trained, config.folder / "sets.png")
     plots.draw_course(trained, by_chance[1], config.folder / "course.png")
     lines = [f"{config.seeds} seeds, D = {structure.patches}", f"{'':<26}{'mean':>8}{'least':>8}{'chance':>8}"]
@@ -211,24 +214,54 @@ def run_transfer(config: Transfer) -> str:
     return "\n".join(lines)
 
 
-RUNS = {Association: run_association, Controls: run_controls, Transfer: run_transfer}
+EXPERIMENTS = {
+    "association": (Association, run_association),
+    "controls": (Controls, run_controls),
+    "transfer": (Transfer, run_transfer),
+}
 
 
 def run(config: _Common) -> str:
     """Run one experiment and return what to print."""
     if config.folder.exists() and not config.folder.is_dir():
         raise UserError(f"--out must name a folder, and {config.folder} is a file")
-    return f"{RUNS[type(config)](config)}\nnumbers and pictures: {config.folder}"
+    _, experiment = EXPERIMENTS[type(config).__name__.lower()]
+    return f"{experiment(config)}\nnumbers and pictures: {config.folder}"
+
+
+def _usage() -> str:
+    lines = [f"  {name:<12}{' '.join(kind.__doc__.split())}" for name, (kind, _) in EXPERIMENTS.items()]
+    return "\n".join(
+        [
+            "usage: python -m timm_locat.theory EXPERIMENT [OPTIONS]",
+            "",
+            "A laboratory of patch association; docs/theory.md tells what it shows.",
+            "",
+            "experiments:",
+            *lines,
+            "",
+            "python -m timm_locat.theory EXPERIMENT --help explains one.",
+        ]
+    )
 
 
 def main() -> None:
     """Read the command line, run, print."""
-    for module in ("matplotlib", "tqdm"):
-        require(module, "train", "python -m timm_locat.theory")
-    config = tyro.extras.subcommand_cli_from_dict(
-        {kind.__name__.lower(): kind for kind in RUNS},
-        prog="python -m timm_locat.theory",
-        description="A laboratory of patch association; docs/theory.md tells what it shows.",
+    words = sys.argv[1:]
+    if words[:1] in (["-h"], ["--help"]):
+        print(_usage())
+        return
+    if not words or words[0] not in EXPERIMENTS:
+        got = f"got {words[0]!r}" if words else "got none"
+        print(f"error: expected an experiment, {' or '.join(EXPERIMENTS)}, {got}", file=sys.stderr)
+        raise SystemExit(2)
+    for module, extra in (("tyro", "train"), ("matplotlib", "plots"), ("tqdm", "train"), ("PIL", "data")):
+        require(module, extra, "python -m timm_locat.theory")
+    # One parser for each experiment: in tyro's own subcommands, errors name an argument of tyro's.
+    config = tyro.cli(
+        EXPERIMENTS[words[0]][0],
+        prog=f"python -m timm_locat.theory {words[0]}",
+        args=words[1:],
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     # The matrices are small: more threads are slower.

@@ -39,7 +39,9 @@ class Descent:
     diagonal: float = 2.0
     """Every diagonal entry of A, never trained. The other entries start at 0."""
     max_step: float = 0.5
-    """Longest step of v, and of each row of A: without one, the gradients of a cubic of D terms overflow at large D."""
+    """Longest step: without one, the gradients of a cubic of D terms overflow at large D. In the realistic setting it
+    limits the length of a step of the vector v, and of each row of A. In the idealised one v and A are three numbers,
+    and it limits the step of each of these."""
     activation: Activation = field(default_factory=Activation)
 
     def __post_init__(self) -> None:
@@ -72,6 +74,15 @@ class Trained:
     """Step and A (D, D) of the first seed, at each recorded step."""
 
 
+def check_finite(step: int, *numbers: Tensor) -> None:
+    """Refuse to go on with numbers that are infinite or nan."""
+    if not all(number.isfinite().all() for number in numbers):
+        raise UserError(
+            f"gradient descent diverged: at step {step} a number is no longer finite; "
+            "lower lr_v, lr_attention or max_step"
+        )
+
+
 def limited(step: Tensor, most: float) -> Tensor:
     """`step` with every vector of the last dimension cut to a length of at most `most`."""
     length = step.norm(dim=-1, keepdim=True)
@@ -98,6 +109,9 @@ def descend(
 
     Returns:
         v_SF and logits_SDD at the end; the arguments are not changed.
+
+    Raises:
+        UserError: The loss or a parameter is no longer finite.
     """
     v_SF, logits_SDD = v_SF.clone(), logits_SDD.clone()
     off_diagonal = 1 - torch.eye(logits_SDD.shape[-1])
@@ -106,6 +120,7 @@ def descend(
         loss_S, grad_v, grad_A = gradients(
             images_SNDF, labels_SN, v_SF, logits_SDD, descent.activation, attention=trains_attention
         )
+        check_finite(step, loss_S, v_SF, logits_SDD)
         if watch is not None:
             watch(step, loss_S, v_SF, logits_SDD)
         if step == descent.steps:
@@ -241,6 +256,7 @@ def idealised(structure: Structure, descent: Descent, *, records: int = 15) -> l
         z_KD = patches * alpha * strength_KD @ logits_DD.softmax(-1).T
         score_K = descent.activation.value(z_KD).sum(-1)
         loss = probability_K @ torch.nn.functional.softplus(-score_K)
+        check_finite(step, loss, alpha, within, across)
         if step in at:
             numbers = dict(loss=loss, accuracy=probability_K @ (score_K > 0).double())
             numbers.update(alpha=alpha, within=within, across=across)

@@ -13,7 +13,16 @@ from timm_locat.theory.association import in_set_order
 from timm_locat.theory.controls import Solution
 from timm_locat.theory.descent import Trained
 
-__all__ = ["draw_controls", "draw_course", "draw_growth", "draw_idealised", "draw_sets", "draw_transfer", "interval"]
+__all__ = [
+    "animate_growth",
+    "draw_controls",
+    "draw_course",
+    "draw_growth",
+    "draw_idealised",
+    "draw_sets",
+    "draw_transfer",
+    "interval",
+]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito
 MARKERS = ("o", "s", "^", "D")
@@ -32,8 +41,10 @@ def _save(figure, path: str | os.PathLike) -> None:
     atomic_write(path, png.getvalue())
 
 
-def interval(values: Sequence[float], *, draws: int = 2000) -> tuple[float, float]:
-    """95 % interval of the mean by resampling the seeds with replacement."""
+def interval(values: Sequence[float], *, draws: int = 2000) -> tuple[float, float] | None:
+    """95 % interval of the mean by resampling the seeds with replacement; None for a single seed, which has none."""
+    if len(values) < 2:
+        return None
     data = torch.tensor(values, dtype=torch.float64)
     picks = torch.randint(len(data), (draws, len(data)), generator=torch.Generator().manual_seed(0))
     low, high = data[picks].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
@@ -69,6 +80,27 @@ def draw_growth(trained: Trained, path: str | os.PathLike) -> None:
     _save(figure, path)
 
 
+def animate_growth(trained: Trained, path: str | os.PathLike) -> None:
+    """A of the first seed at every recorded step, as a GIF that stays on the last frame for a while."""
+    image = require("PIL.Image", "data", "an animation of patch association")
+    top = max(float(logits_DD.softmax(-1).max()) for _, logits_DD in trained.frames)
+    pages = []
+    for step, logits_DD in trained.frames:
+        figure = _figure(3.8, 3.2)
+        axis = figure.subplots()
+        shown = _attention(axis, logits_DD, trained.worlds[0].set_of_D, f"step {step}", top)
+        axis.set_ylabel("query, sorted by set", fontsize=8)
+        axis.set_xlabel("key, sorted by set", fontsize=8)
+        figure.colorbar(shown, ax=axis, label="attention")
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=110)
+        pages.append(image.open(png).convert("RGB").quantize(128))
+    gif = io.BytesIO()
+    waits = [400] * (len(pages) - 1) + [2500]
+    pages[0].save(gif, format="GIF", save_all=True, append_images=pages[1:], duration=waits, loop=0)
+    atomic_write(path, gif.getvalue())
+
+
 def draw_sets(trained: Trained, path: str | os.PathLike) -> None:
     """Sets of the first seed in the image's order of patches: the true ones, and the largest C entries of each row."""
     set_of_D = trained.worlds[0].set_of_D
@@ -76,11 +108,11 @@ def draw_sets(trained: Trained, path: str | os.PathLike) -> None:
     size = int(same_DD[0].sum())
     logits_DD = trained.logits_SDD[0]
     chosen_DD = torch.zeros_like(same_DD).scatter_(1, logits_DD.topk(size, dim=-1).indices, True)
+    figure = _figure(7.2, 3.7)
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
     names = {"in the set, missed": "#E69F00", "found": COLOURS[0], "wrongly chosen": COLOURS[1]}
-    figure = _figure(7.2, 3.7)
     axes = figure.subplots(1, 2, sharey=True)
     colours = ListedColormap(["#F4F4F4", *names.values()])
     kinds = torch.where(same_DD & chosen_DD, 2, torch.where(same_DD, 1, torch.where(chosen_DD, 3, 0)))
@@ -149,13 +181,16 @@ def draw_transfer(
     for (name, rows), colour, marker in zip(accuracies.items(), COLOURS, MARKERS, strict=True):
         columns = list(zip(*rows, strict=True))
         mean = [sum(column) / len(column) for column in columns]
-        low, high = zip(*map(interval, columns), strict=True)
         axis.plot(sizes, mean, color=colour, marker=marker, markersize=5, label=name)
-        axis.fill_between(sizes, low, high, color=colour, alpha=0.18, linewidth=0)
+        bands = [band for column in columns if (band := interval(column)) is not None]
+        if bands:
+            axis.fill_between(sizes, *zip(*bands, strict=True), color=colour, alpha=0.18, linewidth=0)
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
     axis.set(xlabel="images of the new task", ylabel="test accuracy")
+    seeds = len(next(iter(accuracies.values())))
+    axis.set_title(f"{seeds} seeds: mean, 95 % interval" if seeds > 1 else "1 seed", fontsize=10)
     axis.legend(title="attention", fontsize=8)
     axis.grid(alpha=0.3)
     _save(figure, path)
