@@ -2,6 +2,7 @@
 
 from timm_locat.data.datasets import ImageData, load
 from timm_locat.data.images import BACKGROUND, read_image, to_rgb8
+from timm_locat.data.masks import PALETTES, read_mask
 from timm_locat.data.protocols import PROTOCOLS, Protocol
 from timm_locat.data.registry import DATASETS, DatasetEntry
 from timm_locat.data.streams import ImageStream
@@ -10,6 +11,7 @@ from timm_locat.data.transforms import EvalTransform, decode_all, eval_transform
 __all__ = [
     "BACKGROUND",
     "DATASETS",
+    "PALETTES",
     "PROTOCOLS",
     "DatasetEntry",
     "EvalTransform",
@@ -22,5 +24,6 @@ __all__ = [
     "pad32_rgb",
     "permute_patches",
     "read_image",
+    "read_mask",
     "to_rgb8",
 ]

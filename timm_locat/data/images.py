@@ -25,8 +25,8 @@ import io
 import os
 import struct
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import torch
 from PIL import Image, ImageOps
@@ -35,7 +35,7 @@ from torchvision.transforms.v2 import functional as F
 
 from timm_locat.errors import UserError
 
-__all__ = ["BACKGROUND", "ImageSource", "read_image", "to_rgb8"]
+__all__ = ["BACKGROUND", "ImageSource", "open_or_say", "read_image", "to_rgb8"]
 
 BACKGROUND = (255, 255, 255)
 """Colour that shows through where an image is transparent."""
@@ -105,30 +105,43 @@ def read_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
             short, it has more pixels than Pillow's limit against decompression bombs (twice
             `PIL.Image.MAX_IMAGE_PIXELS`, about 179 million), or its values do not fit the rules.
     """
-    content, name = _content_and_name(source, name)
+    with open_or_say(source, name) as image:
+        return to_rgb8(image)
+
+
+@contextmanager
+def open_or_say(source: ImageSource, name: str | None, what: str = "image") -> Iterator[Image.Image]:
+    """An opened picture; whatever is wrong with it in here becomes one sentence that names it.
+
+    Args:
+        source: As for `read_image`.
+        name: What an error calls it; the path, or the number of bytes, when None.
+        what: What the picture is, in errors: `image` or `mask`.
+    """
+    content, name = _content_and_name(source, name, what)
     try:
         with warnings.catch_warnings():
             # Pillow warns of a large image (between its limit and twice that), of odd EXIF and of TIFF tags that it
             # skips. The image is either read whole or refused below, so that none of these asks for action.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             with nullcontext(content) if isinstance(content, Image.Image) else Image.open(content) as image:
-                return to_rgb8(image)
+                yield image
     except FileNotFoundError as err:
-        raise UserError(f"cannot read image {name}: there is no such file; check the path") from err
+        raise UserError(f"cannot read {what} {name}: there is no such file; check the path") from err
     except UserError as err:
-        raise UserError(f"cannot read image {name}: {err}") from err
+        raise UserError(f"cannot read {what} {name}: {err}") from err
     except _BROKEN_FILE as err:
         cause = " ".join(str(err).split()) or type(err).__name__
         if isinstance(err, Image.UnidentifiedImageError):
             cause = "something that is no image or is damaged at its start"
         raise UserError(
-            f"cannot read image {name}: expected a file that Pillow can open, got: {cause}; "
+            f"cannot read {what} {name}: expected a file that Pillow can open, got: {cause}; "
             "remove it or replace it by an intact copy"
         ) from err
 
 
 def _content_and_name(
-    source: ImageSource, name: str | None
+    source: ImageSource, name: str | None, what: str
 ) -> tuple[str | os.PathLike[str] | io.BytesIO | Image.Image, str]:
     """What `Image.open` is to open, unless it is an image already, and what to call it."""
     if isinstance(source, Image.Image):
@@ -142,8 +155,8 @@ def _content_and_name(
     if not source or not isinstance(source, str | os.PathLike):
         got = f"an empty {type(source).__name__}" if source is not None and not source else type(source).__name__
         raise UserError(
-            f"cannot read image {name or 'without a name'}: expected a path, bytes, or a mapping with one of "
-            f"them, got {got}; fill the image in or remove it"
+            f"cannot read {what} {name or 'without a name'}: expected a path, bytes, or a mapping with one of "
+            f"them, got {got}; fill the {what} in or remove it"
         )
     return source, name or os.fspath(source)
 
