@@ -38,6 +38,18 @@ def _pick_column(table: "Table", what: str, names: Sequence[str], is_such: Any) 
     )
 
 
+def pick_image_column(table: "Table", what: str, names: Sequence[str], taken: str | None = None) -> str:
+    """The column of one of the usual names that holds pictures, else the only other one that does."""
+    such = [name for name, feature in table.features.items() if _is_image(feature) and name != taken]
+    named = [name for name in names if name in such]
+    if named or len(such) == 1:
+        return (named or such)[0]
+    raise UserError(
+        f"expected a column of pictures named {' or '.join(names)} with the {what}s in {table.where}, got columns "
+        f"{', '.join(table.features)}; rename the right one"
+    )
+
+
 def _is_image(feature: Any) -> bool:
     """An Image feature, or what it is stored as where the file does not say: bytes, or a struct that has bytes."""
     if isinstance(feature, dict):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from timm_locat.data._columns import classes_of_training, image_and_label, label_kind
 from timm_locat.data._folders import Found
 from timm_locat.data._shards import HubShard, Shard
-from timm_locat.data._tables import SavedTable, choose_table, not_decoding, read_table
+from timm_locat.data._tables import Reader, SavedTable, choose_table, not_decoding, read_table
 from timm_locat.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -105,7 +105,13 @@ class HubRows:
 
 
 def open_hub(
-    hub: HubSource, split: str, classes: tuple[str, ...] | None, instead: str, *, streaming: bool = False
+    hub: HubSource,
+    split: str,
+    classes: tuple[str, ...] | None,
+    instead: str,
+    *,
+    streaming: bool = False,
+    read: Reader = read_table,
 ) -> Found:
     """One split of a data set of the Hub with an image and a label column.
 
@@ -115,9 +121,10 @@ def open_hub(
         classes: Class names in the order of their labels; those of the training split when None.
         instead: What the user can do where it cannot be fetched.
         streaming: Fetch rows when they are read, and keep nothing.
+        read: What is made of the table that is found, unless it is streamed.
     """
     splits = _fetch(hub, instead, streaming)
-    kind, read = (HubTable, stream_hub_table) if streaming else (SavedTable, read_table)
+    kind, read = (HubTable, stream_hub_table) if streaming else (SavedTable, read)
     tables = {name: kind(table, f"split {name} of {hub} on the Hub") for name, table in splits.items()}
     split = hub.splits.get(split, split)
     return choose_table(tables, f"{hub} on the Hub", split, classes, f"a split named {split}", read)

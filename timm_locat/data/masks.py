@@ -27,7 +27,7 @@ from torch import Tensor
 from timm_locat.data.images import ImageSource, open_or_say
 from timm_locat.errors import UserError
 
-__all__ = ["PALETTES", "Palette", "mask_labels", "read_mask", "stored_values"]
+__all__ = ["PALETTES", "Palette", "mask_labels", "read_mask", "stored_values", "voc_colours"]
 
 Colour = tuple[int, int, int]
 Palette = str | Sequence[Colour] | Mapping[Colour, int]
@@ -39,7 +39,7 @@ _TIFF_PHOTOMETRIC = 262
 _MANY = 65536  # numbers from here on are looked up by sorting, smaller ones by a table
 
 
-def _voc_colours(count: int) -> dict[Colour, int]:
+def voc_colours(count: int) -> dict[Colour, int]:
     """The colour map of PASCAL VOC: bit 3i + c of the label is bit 7 - i of channel c."""
     return {
         tuple(sum((label >> (3 * i + c) & 1) << (7 - i) for i in range(3)) for c in range(3)): label
@@ -54,7 +54,7 @@ _CITYSCAPES = (
 )
 
 PALETTES: dict[str, dict[Colour, int]] = {
-    "voc": {**_voc_colours(21), (224, 224, 192): 255},
+    "voc": {**voc_colours(21), (224, 224, 192): 255},
     "cityscapes": {**{colour: label for label, colour in enumerate(_CITYSCAPES)}, (0, 0, 0): 255},
 }
 """Label of each colour, by the name of the palette: PASCAL VOC with its border, Cityscapes' 19 training classes."""

@@ -260,7 +260,7 @@ def write_scenes(
         for i in _bar(len(scenes), split, progress):
             scene, name = scenes.scene(i), f"composed_{split}_{i:08d}.png"
             _save(scene.image, images / name)
-            _save(_indexed(scene.mask), annotations / name)
+            _save(indexed(scene.mask), annotations / name)
             contents[split].append({"file": name, "photograph": scene.photograph, "cutouts": scene.cutouts})
         _save(contact_sheet(scenes), out / f"contact_{split}.png")
     described = {"classes": CLASSES, "size": size, "seed": seed, "scenes": contents}
@@ -286,12 +286,12 @@ def contact_sheet(scenes: ComposedScenes, count: int = 16, side: int = 160) -> I
         image, mask = scenes[i]
         left, top = gap + i % columns * (width + gap), gap + i // columns * 2 * (height + gap)
         sheet.paste(image.resize((width, height), Image.Resampling.LANCZOS), (left, top))
-        coloured = _indexed(mask).resize((width, height), Image.Resampling.NEAREST).convert("RGB")
+        coloured = indexed(mask).resize((width, height), Image.Resampling.NEAREST).convert("RGB")
         sheet.paste(coloured, (left, top + height + gap // 2))
     return sheet
 
 
-def _indexed(mask: Tensor) -> Image.Image:
+def indexed(mask: Tensor) -> Image.Image:
     """A mask as an image of mode P with the colours of the classes."""
     image = Image.fromarray(mask.to(torch.uint8).numpy())
     image.putpalette([value for colour in PALETTE for value in colour])
