@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from PIL import Image
 
 from timm_locat.errors import UserError, run_cli
+from timm_locat.hub import export
 from timm_locat.locality import MEASURES, Conventions, Locality
 from timm_locat.locality.__main__ import Images, main
 from timm_locat.locality.maps import draw_maps
 from timm_locat.locality.plots import draw_course, draw_distances, draw_gaussians, draw_plane
 from timm_locat.record import read_record
+from timm_locat.train.samples import patch_order
 
 ROOT = Path(__file__).parents[1]
 TINY = json.dumps({"depth": 2, "embed_dim": 16, "num_heads": 2})
@@ -60,6 +63,28 @@ def test_the_command_prints_a_table_and_leaves_numbers_and_pictures(tmp_path, mo
     result = Locality.load(out / "locality.json")
     assert result.images == 6 and len(result.values["neighbourhood_recall"]) == 2
     assert f"{result.summary()['min_mad_over_heads']:.4f}" in shown.out
+
+
+def test_the_permutation_of_a_training_is_undone_for_recall(tmp_path, monkeypatch, capsys):
+    rows, columns = torch.arange(64) // 8, torch.arange(64) % 8
+    order = patch_order(64, 3)
+    rows, columns = rows[order], columns[order]  # where in the image the i-th token comes from
+    near = ((rows[:, None] - rows).abs() <= 1) & ((columns[:, None] - columns).abs() <= 1)
+    net = timm.create_model("vit_posattn_compact_patch4_32", depth=1, embed_dim=16, num_heads=2, free_logits=True)
+    with torch.no_grad():
+        net.attn_logits[..., 1:, 1:] = 5.0 * near
+    export(net, tmp_path / "run")
+    words = [f"local-dir:{tmp_path / 'run'}", "--recall", "--out", tmp_path / "out"]
+    found = []
+    for more in ([], ["--permute-patches", 3]):
+        assert command(monkeypatch, *words, *more) == 0
+        found.append(Locality.load(tmp_path / "out" / "locality.json").values["neighbourhood_recall"])
+    assert max(found[0][0]) < 0.3 and found[1] == [[1, 1]]
+
+
+def test_a_permutation_without_recall_is_refused(monkeypatch, capsys):
+    assert command(monkeypatch, "vit_compact_patch4_32", *SOME, "--permute-patches", 3) == 2
+    assert "needs --recall" in capsys.readouterr().err
 
 
 def test_two_models_are_put_beside_each_other(tmp_path, monkeypatch, capsys):

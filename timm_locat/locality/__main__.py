@@ -22,7 +22,7 @@ from timm_locat.locality.watch import attention_layers
 from timm_locat.models import create_model, parse_kwargs
 from timm_locat.record import write_record
 from timm_locat.train.launched import choose_threads
-from timm_locat.train.samples import Samples, batches, input_size, normaliser
+from timm_locat.train.samples import Samples, batches, input_size, normaliser, num_patches, patch_order, permuted
 
 tyro = require("tyro", "train", "python -m timm_locat.locality")
 
@@ -51,6 +51,9 @@ class Config:
     conventions: Conventions = field(default_factory=Conventions)
     recall: bool = False
     """Measure how well each head finds the true neighbours of a patch, too."""
+    permute_patches: Annotated[int | None, tyro.conf.arg(metavar="SEED")] = None
+    """For models trained with `--data.permute-patches SEED`: show patches in that order, and let `--recall` ask for
+    neighbours in the image as it was. Distances are those between the patches as shown."""
     model_kwargs: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
     """Further arguments of the models as a JSON object."""
     img_size: int | None = None
@@ -67,6 +70,8 @@ class Config:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         parse_kwargs(self.model_kwargs, "--model-kwargs")
+        if self.permute_patches is not None and not self.recall:
+            raise ValueError("--permute-patches says where the true neighbours are, so it needs --recall")
 
     @property
     def counting(self) -> Conventions:
@@ -96,6 +101,8 @@ class Images:
         options = dict(crop_pct=facts["crop_pct"], interpolation=facts["interpolation"])
         self.samples = Samples(data, size, in_memory=False, **options)
         self.prepare = normaliser(facts, torch.device(config.device))
+        if config.permute_patches is not None:
+            self.prepare = permuted(self.prepare, model, config.permute_patches)
         count = min(config.images, len(data))
         self.ids = [i * len(data) // count for i in range(count)]
         self.batch_size = config.batch_size
@@ -123,12 +130,15 @@ def measure_model(config: Config, name: str) -> tuple[Locality, nn.Module, Image
         raise UserError(f"{name} has no published weights; give a run folder as local-dir:FOLDER, or --untrained")
     torch.manual_seed(config.seed)
     model = create_model(name, pretrained=not config.untrained, img_size=size, **kwargs).eval().to(config.device)
+    order = None
+    if config.permute_patches is not None:
+        order = patch_order(num_patches(model), config.permute_patches)
     images = None
     if not all(layer.fixed for layer in attention_layers(model)):
         if config.data is None:
             raise UserError(f"the attention of {name} depends on the image; say with --data which images to measure")
         images = Images(config, name, model)
-    return record(model, images or (), config.counting, recall=config.recall), model, images
+    return record(model, images or (), config.counting, recall=config.recall, permutation=order), model, images
 
 
 def run(config: Config) -> str:

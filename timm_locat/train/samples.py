@@ -30,6 +30,7 @@ __all__ = [
     "input_size",
     "native_transform",
     "normaliser",
+    "num_patches",
     "patch_order",
     "permuted",
     "seed_for",
@@ -138,8 +139,8 @@ def patch_order(num_patches: int, seed: int) -> Tensor:
     return torch.randperm(num_patches, generator=torch.Generator().manual_seed(seed_for(seed)))
 
 
-def permuted(prepare: Callable[[Tensor], Tensor], model: nn.Module, seed: int) -> Callable[[Tensor], Tensor]:
-    """`prepare`, and then the patches of every image in one other order.
+def num_patches(model: nn.Module) -> int:
+    """Number of patches that a model cuts an image of its own size into.
 
     Raises:
         UserError: The model does not cut images into patches.
@@ -147,8 +148,13 @@ def permuted(prepare: Callable[[Tensor], Tensor], model: nn.Module, seed: int) -
     embed = getattr(model, "patch_embed", None)
     if not hasattr(embed, "num_patches"):
         raise UserError(f"permute_patches needs a model with patches, got {type(model).__name__}; leave it out")
-    order = patch_order(embed.num_patches, seed)
-    return lambda images: permute_patches(prepare(images), order, tuple(embed.patch_size))
+    return embed.num_patches
+
+
+def permuted(prepare: Callable[[Tensor], Tensor], model: nn.Module, seed: int) -> Callable[[Tensor], Tensor]:
+    """`prepare`, and then the patches of every image in one other order; only for models that have patches."""
+    order = patch_order(num_patches(model), seed)
+    return lambda images: permute_patches(prepare(images), order, tuple(model.patch_embed.patch_size))
 
 
 class Samples(Dataset):
