@@ -1,5 +1,6 @@
 """Fixtures that several test files use."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,12 @@ import torch
 
 import timm_locat  # noqa: F401  registers the models
 from timm_locat.data import DATASETS
+
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    # Processes that each take every core wait for each other; what they start inherits the variable.
+    share = max(1, (os.cpu_count() or 1) // workers)
+    os.environ["OMP_NUM_THREADS"] = str(share)
+    torch.set_num_threads(share)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from PIL import Image
 from timm_locat.errors import UserError
 from timm_locat.locality import Locality, record
 from timm_locat.record import read_record
-from timm_locat.train import DataConfig, TrainConfig
+from timm_locat.train import DataConfig, TrainConfig, session
 from timm_locat.train.checkpoint import load_checkpoint
 from timm_locat.train.course import chosen_updates
 from timm_locat.train.engine import Trainer, train
@@ -103,7 +103,8 @@ def test_a_run_is_measured_and_does_not_notice(folder, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_what_is_measured_is_the_model_of_that_update_in_float32(folder, tmp_path, precision):
+def test_what_is_measured_is_the_model_of_that_update_in_float32(folder, tmp_path, monkeypatch, precision):
+    monkeypatch.setattr(session, "cpu_has_bf16", lambda: True)
     trainer = Trainer(config(folder, tmp_path, mixed_precision=precision, ema_decay=0.9, record_locality="every:5"))
     trainer.fit()
     pixels = trainer.test_samples.pixels

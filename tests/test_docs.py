@@ -60,7 +60,7 @@ def test_commands_name_things_that_exist(page):
 def test_the_readme_opens_with_the_two_commands():
     text = README.read_text()
     first = 'pip install -e ".[train]" && accelerate launch -q -m timm_locat.train demo'
-    second = 'pip install -e ".[test]" && pytest'
+    second = 'pip install -e ".[test]" && pytest -n auto'
     assert text.index(first) < text.index(second) < text.index("import timm, torch")
 
 

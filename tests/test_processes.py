@@ -20,7 +20,7 @@ from PIL import Image
 
 from timm_locat.errors import UserError
 from timm_locat.record import plain_json, read_record
-from timm_locat.train import RECIPES
+from timm_locat.train import RECIPES, session
 from timm_locat.train.checkpoint import load_checkpoint
 from timm_locat.train.launched import check_processes
 from timm_locat.train.session import new_accelerator
@@ -177,6 +177,16 @@ def test_half_precision_that_a_cpu_does_not_have_is_not_claimed(monkeypatch):
     assert new_accelerator(replace(RECIPES["demo"](), mixed_precision="fp16")).mixed_precision == "no"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     assert new_accelerator(RECIPES["demo"]()).mixed_precision == "no"
+
+
+def test_a_cpu_without_bf16_trains_in_float32_unless_the_launcher_insists(monkeypatch, caplog):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    for quick, precision in ((True, "bf16"), (False, "no")):
+        monkeypatch.setattr(session, "cpu_has_bf16", lambda quick=quick: quick)
+        assert new_accelerator(RECIPES["demo"]()).mixed_precision == precision
+    assert "this CPU has no instructions for bf16" in caplog.text
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert new_accelerator(RECIPES["demo"]()).mixed_precision == "bf16"
 
 
 def test_fewer_processes_than_asked_for_are_refused():

@@ -15,7 +15,7 @@ from training_runs import SIZES, TINY, Killed, config, easy_folder, kill_after, 
 
 from timm_locat.errors import UserError, run_cli
 from timm_locat.record import read_record
-from timm_locat.train import RECIPES, DataConfig
+from timm_locat.train import RECIPES, DataConfig, session
 from timm_locat.train.__main__ import main
 from timm_locat.train.build import build_optimizer, build_schedule
 from timm_locat.train.checkpoint import load_checkpoint, save_checkpoint
@@ -170,6 +170,7 @@ def test_accumulation_changes_nothing_but_rounding(folder, tmp_path):
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_the_moving_average_is_evaluated_exported_and_resumed(folder, tmp_path, monkeypatch, precision):
+    monkeypatch.setattr(session, "cpu_has_bf16", lambda: True)
     changes = {"ema_decay": 0.9, "mixed_precision": precision, "grad_checkpointing": True, "layer_decay": 0.7}
     results = train(config(folder, tmp_path / "whole", **changes))
     assert {"ema_accuracy", "ema_loss", "ema_top5"} < set(results)
@@ -182,6 +183,14 @@ def test_the_moving_average_is_evaluated_exported_and_resumed(folder, tmp_path, 
     train(config(folder, tmp_path / "killed", **changes, resume="auto"))
     assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
     assert same(averaged, load_checkpoint(tmp_path / "killed")["ema"])
+
+
+def test_a_run_goes_on_in_its_own_precision_only(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "cpu_has_bf16", lambda: True)
+    train(config(folder, tmp_path, mixed_precision="bf16"))
+    monkeypatch.setattr(session, "cpu_has_bf16", lambda: False)
+    with pytest.raises(UserError, match="holds a run in precision 'bf16', and here it would go on in 'no'"):
+        train(config(folder, tmp_path, mixed_precision="bf16", resume="auto"))
 
 
 def test_the_number_of_workers_changes_nothing(folder, tmp_path):
@@ -301,7 +310,7 @@ def test_a_launched_run_uses_all_cores_unless_the_user_said_otherwise(folder, tm
     assert done.returncode == 0, done.stderr
     record = read_record(tmp_path / "run" / "record.json")
     assert record["results"]["threads_per_process"] == threads
-    assert record["results"]["mixed_precision"] == "bf16"
+    assert record["results"]["mixed_precision"] == ("bf16" if session.cpu_has_bf16() else "no")
     assert record["command"].startswith("accelerate launch ") and "-m timm_locat.train demo" in record["command"]
 
 

@@ -202,6 +202,7 @@ class Trainer:
             "optimizer": optimizer_state(self.accelerator, self.bare_model, self.optimizer),
             "scaler": scaler.state_dict() if scaler is not None else None,
             "broken": self.broken.files,
+            "precision": self.accelerator.mixed_precision,
         }
 
     def save(self, name: str = CHECKPOINT) -> None:
@@ -229,6 +230,12 @@ class Trainer:
         if state is None:
             return
         check_same_run(state["config"], plain_json(self.config), self.folder)
+        precision = self.accelerator.mixed_precision
+        if state.get("precision", precision) != precision:  # not there in older ones
+            raise UserError(
+                f"{self.folder} holds a run in precision {state['precision']!r}, and here it would go on in "
+                f"{precision!r}: go on where it began, or say accelerate launch --mixed_precision {state['precision']}"
+            )
         load_states(self.accelerator, self.bare_model, self.optimizer, (state["model"], state["optimizer"]))
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])

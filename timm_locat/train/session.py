@@ -26,9 +26,18 @@ class Interrupted(Exception):
 
 
 def new_accelerator(config: TrainConfig) -> Accelerator:
-    """An accelerator in the precision of the launcher if it names one, else in that of the config."""
+    """An accelerator in the precision of the launcher if it names one, else in that of the config.
+
+    A config's bf16 is float32 on a CPU without instructions for it, where it would take tens of times longer.
+    """
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     precision = config.mixed_precision if launched == "no" else launched
+    if launched == "no" and precision == "bf16" and PartialState().device.type == "cpu" and not cpu_has_bf16():
+        _logger.warning(
+            "this CPU has no instructions for bf16: this run is in float32; accelerate launch --mixed_precision bf16 "
+            "insists, and is tens of times slower"
+        )
+        precision = "no"
     # accelerate leaves fp16 out on a CPU, and still says fp16.
     if precision == "fp16" and PartialState().device.type == "cpu":
         _logger.warning("fp16 needs a GPU: this run is in float32")
@@ -36,6 +45,11 @@ def new_accelerator(config: TrainConfig) -> Accelerator:
     # accelerate keeps the first precision of a process for good; a second run in it may want another.
     AcceleratorState._reset_state(reset_partial_state=False)
     return Accelerator(mixed_precision=precision)
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies matrices in bfloat16 itself; torch has no public question for it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class StopRequest:
