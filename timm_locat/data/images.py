@@ -24,6 +24,7 @@ too. Colour profiles and PNG gamma are not applied, which is what timm and torch
 import io
 import os
 import struct
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -196,6 +197,8 @@ def _stated_range(image: Image.Image) -> tuple[int | None, bool]:
 
 def _wide_to_rgb8(image: Image.Image, top: int | None, top_is_black: bool) -> Image.Image:
     """Integers of more than 8 bits; `top` is the value of full brightness, or None where no format states it."""
+    if image.mode == "I;16N":  # Pillow 12.3 converts it as if it had 8 bits
+        image = Image.frombytes("I;16L" if sys.byteorder == "little" else "I;16B", image.size, image.tobytes())
     wide = image if image.mode == "I" else image.convert("I")
     values = _pixels(wide, torch.int32)
     low, high = int(values.min()), int(values.max())
