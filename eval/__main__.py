@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "speed": ("eval.speed", "time and memory of one model against another, interleaved and paired"),
     "speed locality": ("eval.locality_speed", "time and memory of recording locality against a plain forward"),
     "speed augment": ("eval.augment_speed", "time of the augmentation protocols as a share of a training step"),
+    "hummingbird": ("eval.hummingbird.command", "retrieval: how well patch features find patches of the same class"),
     "tables": ("eval.tables", "write the README's tables from the records in eval/results"),
 }
 """Name, of one or two words: its module, and what it measures. A new evaluation is a line here; only the one asked for

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eval.hummingbird.labels import OUT, ValueLabels, draw, pack_ids, patch_ranks
+from eval.hummingbird.labels import OUT, CountLabels, ValueLabels, draw, pack_ids, patch_ranks
 from eval.hummingbird.protocol import Protocol
 from eval.hummingbird.ranks import all_rows, exchange, share, total, world
 from eval.hummingbird.search import ExactBank, Knn, RunningTopK, Search, TorchExact, merge_lists
@@ -28,6 +28,8 @@ Progress = Callable[[Sequence[int], str], Any]
 
 FORGET_EVERY = 2**20
 """Rows after which labels of rows that are nobody's neighbour are dropped."""
+SAMPLE = 1024
+"""Queries that an index is compared with exact search on."""
 TUNED_K = (1, 3, 10, 30)
 """Numbers of neighbours that `tune` chooses from, as CAPI does."""
 
@@ -64,6 +66,8 @@ class Neighbours:
     """Labels of the neighbours."""
     rows: int
     """Rows in the bank, over all processes."""
+    agreement: dict[str, float] | None = None
+    """How an index that is plugged in compares with exact search; see `_agreement`."""
 
     def image(self, number: int) -> tuple[Tensor, Tensor]:
         """(N, k) scores and ids of the patches of the image at a place in `images`."""
@@ -162,6 +166,7 @@ def evaluate(
         "grid": list(found[own].grid),
         "seconds": {name: round(seconds, 3) for name, seconds in run.clock.seconds.items()},
         "tuned": tuned,
+        "index": found[own].agreement,
     }
     k = protocol.k
     mine = found[own]
@@ -218,18 +223,38 @@ class _Run:
             lengths = [len(part) for part in gathered]
             counts = [shell.rows for shell in shells]
         else:
-            banks = [self._bank() for _ in self.asked.sizes]
-            self._fill(banks)
+            plugged = self.setup.index is not None
+            make = self.setup.index or self._bank
+            banks = [make() for _ in self.asked.sizes]
+            exact = [self._bank() for _ in self.asked.sizes] if plugged else []
+            self._fill([*banks, *exact])
             counts = [len(bank) for bank in banks]
             rows, found = self._search(banks, queries, mine)
             lengths = [len(rows)]
+            columns = self._columns(found, counts, rows, lengths, mine)
+            return self._compared(columns, exact, counts, rows) if plugged else columns
         return self._columns(found, counts, rows, lengths, mine)
+
+    def _compared(
+        self, columns: list[Neighbours], exact: list[Search], counts: list[int], rows: Tensor
+    ) -> list[Neighbours]:
+        """The columns, each with how an index agrees with exact search on up to `SAMPLE` queries."""
+        sample = torch.arange(len(rows))
+        if len(rows) > SAMPLE:
+            sample = torch.randperm(len(rows), generator=_generator(self.protocol.seed, "sample"))[:SAMPLE]
+        queries = rows[sample]
+        found = [_padded(*bank.search(queries, min(self.k, len(bank))), self.k) for bank in exact]
+        wanted = self._columns(found, counts, queries, [len(queries)], [])
+        return [
+            replace(column, agreement=_agreement(column, sample, one, self.protocol))
+            for column, one in zip(columns, wanted, strict=True)
+        ]
 
     def _knn(self) -> Knn:
         return self.setup.knn(self.protocol.distance)
 
     def _bank(self) -> Search:
-        return ExactBank(self._knn(), self.setup.device) if self.setup.index is None else self.setup.index()
+        return ExactBank(self._knn(), self.setup.device)
 
     def _columns(
         self, found: list[tuple[Tensor, Tensor]], counts: list[int], rows: Tensor, lengths: list[int], mine: list[int]
@@ -345,8 +370,8 @@ class _Run:
                 rows, ids, shells = self._chosen(batch, epoch)
                 with self.clock("search"):
                     for number, bank in enumerate(banks):
-                        here = shells == number
-                        bank.add(rows[here], ids[here])
+                        here = shells == number % len(self.asked.sizes)
+                        bank.add(rows[here.to(rows.device)], ids[here])
                 self._forget(banks)
 
     def _chosen(self, batch: Batch, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -465,6 +490,21 @@ def _cosine(scores: Tensor, ids: Tensor, norms: ValueLabels, queries: Tensor) ->
     rows = norms.values[torch.searchsorted(norms.ids, ids)]
     own = queries.float().norm(dim=1, keepdim=True).cpu()
     return (scores + rows.square()) / (2 * rows * own).clamp_min(1e-12)
+
+
+def _agreement(found: Neighbours, sample: Tensor, exact: Neighbours, protocol: Protocol) -> dict[str, float]:
+    """Share of the exact neighbours that an index found, and of the patches whose commonest class it keeps."""
+    k = protocol.k
+    ids, scores = found.ids[sample, :k], found.scores[sample, :k]
+    hits = (ids[:, :, None] == exact.ids[:, None, :k]).any(1)
+    results = {"queries": len(sample), "recall": hits.double().mean().item()}
+    if isinstance(found.labels, CountLabels):
+        soft = [
+            labels.soft((s / protocol.beta).softmax(1), i).argmax(1)
+            for labels, s, i in ((found.labels, scores, ids), (exact.labels, exact.scores[:, :k], exact.ids[:, :k]))
+        ]
+        results["label_agreement"] = (soft[0] == soft[1]).double().mean().item()
+    return results
 
 
 def _tune(protocol: Protocol, task: Any, train: Source, setup: Setup) -> tuple[Protocol, list[int], dict[str, Any]]:

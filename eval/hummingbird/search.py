@@ -13,7 +13,7 @@ from torch import Tensor
 
 from timm_locat.errors import UserError, require
 
-__all__ = ["ExactBank", "FaissExact", "Knn", "RunningTopK", "Search", "TorchExact", "merge_lists"]
+__all__ = ["ExactBank", "FaissExact", "FaissIvfPq", "Knn", "RunningTopK", "Search", "TorchExact", "merge_lists"]
 
 Distance = Literal["cosine", "l2"]
 Tile = tuple[slice, Tensor, Tensor]
@@ -116,6 +116,57 @@ class FaissExact:
         if self.distance == "l2":
             scores = wide.square().sum(1, keepdim=True) - scores
         yield slice(0, len(queries)), scores, torch.from_numpy(places)
+
+
+class FaissIvfPq:
+    """A `Search` by inverted lists and 4 bit product codes, ranked again by float16 rows: approximate, on the CPU.
+
+    For banks above about 10^6 rows. It is built at the first search, and cannot grow after that.
+
+    Args:
+        distance: What the scores are; cosine only.
+        probes: Lists that a query looks into.
+        candidates: Rows that are ranked again, as a multiple of k.
+    """
+
+    def __init__(self, distance: Distance = "cosine", *, probes: int = 64, candidates: int = 8) -> None:
+        if distance != "cosine":
+            raise UserError(f"--engine faiss-ivfpq searches by cosine, and this protocol by {distance}; take another")
+        self._faiss = require("faiss", "faiss", "--engine faiss-ivfpq")
+        self.probes, self.candidates = probes, candidates
+        self._rows: list[tuple[Tensor, Tensor]] = []
+        self._index = None
+        self._ids = torch.empty(0, dtype=torch.int64)
+
+    def add(self, rows: Tensor, ids: Tensor) -> None:
+        if self._index is not None:
+            raise ValueError("rows must be added before the first search")
+        self._rows.append((rows.cpu(), ids))
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if self._index is None:
+            self._build()
+        options = self._faiss.IndexRefineSearchParameters(
+            k_factor=self.candidates, base_index_params=self._faiss.SearchParametersIVF(nprobe=self.probes)
+        )
+        scores, places = self._index.search(queries.float().cpu().numpy(), k, params=options)
+        scores, places = torch.from_numpy(scores), torch.from_numpy(places)
+        ids = torch.where(places >= 0, self._ids[places.clamp_min(0)], -1)
+        return scores.masked_fill(places < 0, -torch.inf), ids
+
+    def __len__(self) -> int:
+        return len(self._ids) + sum(len(ids) for _, ids in self._rows)
+
+    def _build(self) -> None:
+        rows = torch.cat([part for part, _ in self._rows]).float().numpy()
+        self._ids = torch.cat([ids for _, ids in self._rows])
+        self._rows = []
+        lists = max(1, min(4096, len(rows) // 100))  # 1024 lists for 102,400 rows
+        parts = max(p for p in range(1, rows.shape[1] // 4 + 1) if rows.shape[1] % p == 0)
+        kind = f"IVF{lists},PQ{parts}x4fs,Refine(SQfp16)"
+        self._index = self._faiss.index_factory(rows.shape[1], kind, self._faiss.METRIC_INNER_PRODUCT)
+        self._index.train(rows)
+        self._index.add(rows)
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
