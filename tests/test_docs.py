@@ -10,6 +10,7 @@ import pytest
 
 from eval.__main__ import SUBCOMMANDS
 from eval.tables import MARKED, README, RESULTS, Config, render, run
+from timm_locat.study import STUDIES
 from timm_locat.train import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +52,11 @@ def test_commands_name_things_that_exist(page):
     for code, _ in snippets(page, "bash"):
         for line in code.replace("&&", "\n").splitlines():
             words = shlex.split(line, comments=True)
-            for module, known in (("timm_locat.train", {*RECIPES, "evaluate"}), ("eval", SUBCOMMANDS)):
+            for module, known in (
+                ("timm_locat.train", {*RECIPES, "evaluate"}),
+                ("timm_locat.study", {*STUDIES, "report", "ship"}),
+                ("eval", SUBCOMMANDS),
+            ):
                 if module in words:
                     name = words[words.index(module) + 1]
                     assert name in known or name in ("--help", "NAME", "SUBCOMMAND"), line

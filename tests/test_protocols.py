@@ -101,6 +101,15 @@ def test_the_eight_combinations_differ_exactly_in_their_switches(name):
             assert getattr(PROTOCOLS[name], field) == getattr(PROTOCOLS["modern"], field)
 
 
+def test_cm_pixels_has_the_images_of_cm_and_labels_of_their_own():
+    x, different = images(), 0
+    for seed in range(8):
+        (mixed, targets), (pixels, own) = (apply(PROTOCOLS[name], x, seed) for name in ("cm", "cm_pixels"))
+        assert torch.equal(mixed, pixels) and torch.equal(own, torch.eye(5)[torch.arange(len(x)) % 5])
+        different += not torch.equal(targets, own)
+    assert 0 < different < 8
+
+
 def test_modern_has_all_three_and_its_jitter_form_differs_in_the_colours_only():
     assert PROTOCOLS["modern"] == PROTOCOLS["aa+cm+ls"]
     assert changed_fields(PROTOCOLS["modern"], PROTOCOLS["modern_jitter"]) == {"auto_augment", "color_jitter"}

@@ -1,7 +1,6 @@
-"""Studies: which cells they have, that a killed one goes on, what the report says, and what is shipped."""
+"""Studies: which cells they have, and that they are trained once, whoever and however often is killed."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -12,25 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
+from studies import picture_folder
 
 from timm_locat.errors import UserError
-from timm_locat.record import read_record
 from timm_locat.study import STUDIES, Settings, cells, run_cells
-from timm_locat.study.report import write_report
-from timm_locat.study.results import Row, effects, interval, read_rows
-from timm_locat.study.run import claim, is_done, open_study, parse_shard, plan
-from timm_locat.study.ship import ShipConfig
-from timm_locat.study.ship import run as ship
+from timm_locat.study.cost import plan, seconds_per_image
+from timm_locat.study.grid import FACTORS
+from timm_locat.study.results import read_rows
+from timm_locat.study.run import claim, is_done, open_study, parse_shard, read_settings
 
 ROOT = Path(__file__).parents[1]
-SHORT = {"image_passes": 500, "global_batch_size": 500}
 SMALL = json.dumps({"depth": 2, "embed_dim": 16, "num_heads": 2})
 
 
 def small(cell):
-    """A cell that takes a second."""
+    """The cell with a model that takes no time."""
     kwargs = json.dumps({**json.loads(cell.config.model_kwargs), **json.loads(SMALL)})
     return replace(cell, config=replace(cell.config, model_kwargs=kwargs, mixed_precision="no"))
 
@@ -51,8 +46,53 @@ def test_every_cell_of_every_study_is_another_run(study):
     assert len({cell.name for cell in found}) == len(found) == len({str(cell.config) for cell in found})
 
 
-@pytest.mark.parametrize(("passes", "batch", "epochs"), [(60_000, 100, 12), (5_001, 100, 2), (100, 128, 1)])
-def test_epochs_show_at_least_as_many_images_as_asked(passes, batch, epochs):
+@pytest.mark.parametrize("study", list(FACTORS))
+def test_a_study_of_factors_has_every_combination_once(study):
+    on = [frozenset(FACTORS[study][c.name]) for c in STUDIES[study].conditions if c.name in FACTORS[study]]
+    components = frozenset().union(*on)
+    assert len(set(on)) == len(on) == len(FACTORS[study]) == 2 ** len(components)
+
+
+@pytest.mark.parametrize("study", ["protocol", "pooling"])
+def test_a_conditions_run_has_the_components_that_its_factors_say(study):
+    for cell in cells(Settings(study=study)):
+        on, protocol = FACTORS[study][cell.condition], cell.config.data.augmentation()
+        if study == "protocol":
+            parts = (protocol.auto_augment is not None, protocol.cutmix > 0, protocol.label_smoothing > 0)
+            assert parts == tuple(part in on for part in ("aa", "cm", "ls"))
+        else:
+            pool = json.loads(cell.config.model_kwargs).get("global_pool", "token")
+            assert (protocol.cutmix > 0, pool == "avg") == ("modern" in on, "mean" in on)
+
+
+def test_data_sets_and_models_span_the_grid(tmp_path):
+    settings = Settings(
+        study="protocol",
+        data=("cifar10", "tiny_imagenet"),
+        root=("/a", "/b"),
+        models=("vit_compact_patch4_32", f"local-dir:{tmp_path}/mine"),
+        conditions=("baseline", "aa"),
+    )
+    found = cells(settings)
+    assert [(c.name, c.config.data.root, c.config.data.augmentation().auto_augment) for c in found[3:5]] == [
+        ("mine__cifar10__aa__seed0", "/a", "cifar10"),
+        ("vit_compact_patch4_32__tiny_imagenet__baseline__seed0", "/b", None),
+    ]
+    assert len(found) == 8
+    with pytest.raises(UserError, match="two cells are named vit__cifar10__baseline__seed0"):
+        cells(replace(settings, models=("x/vit", "y/vit")))
+
+
+def test_each_data_set_has_the_compact_model_of_its_size():
+    found = cells(Settings(study="dose", data=("cifar10", "tiny_imagenet")))
+    assert {(c.data, c.model) for c in found} == {
+        ("cifar10", "vit_compact_patch4_32"),
+        ("tiny_imagenet", "vit_compact_patch8_64"),
+    }
+
+
+@pytest.mark.parametrize(("passes", "batch", "epochs"), [(60_000, 100, 12), (5_000, 128, 1), (5_001, 100, 2)])
+def test_image_passes_are_rounded_up_to_whole_epochs(passes, batch, epochs):
     settings = Settings(study="protocol", image_passes=passes, global_batch_size=batch)
     config = cells(settings)[0].config
     assert config.epochs == epochs and config.warmup_epochs == pytest.approx(epochs / 20)
@@ -65,7 +105,10 @@ def test_epochs_show_at_least_as_many_images_as_asked(passes, batch, epochs):
         ({"study": "protocol", "seeds": 0}, "seeds must be at least 1"),
         ({"study": "protocol", "more_seeds": "cutmix=3"}, "more_seeds must be conditions out of baseline"),
         ({"study": "protocol", "conditions": ("cutmix",)}, "protocol has no condition 'cutmix'"),
-        ({"study": "embedded", "data": "cifar10"}, "the study embedded is of fashion_mnist_mini"),
+        ({"study": "embedded", "data": ("cifar10",)}, "the study embedded has its own models, on fashion_mnist_mini"),
+        ({"study": "embedded", "models": ("locatvit_tiny",)}, "the study embedded has its own models"),
+        ({"study": "protocol", "data": "cifar10"}, "data and root must be tuples"),
+        ({"study": "protocol", "data": ("cifar10", "svhn"), "root": ("/a",)}, "root must be one path for each of data"),
     ],
 )
 def test_wrong_settings_are_refused(settings, sentence):
@@ -84,9 +127,11 @@ def test_shards_share_the_cells_between_them():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A study of two conditions and two seeds, on small models."""
+    """A study of two conditions and two seeds, on small models and images of no meaning."""
     out = tmp_path_factory.mktemp("study")
-    settings = Settings(study="protocol", seeds=2, conditions=("baseline", "cm"), **SHORT)
+    pictures = picture_folder(tmp_path_factory.mktemp("data") / "pictures")
+    common = {"data": (str(pictures),), "image_passes": 40, "global_batch_size": 10}
+    settings = Settings(study="protocol", seeds=2, conditions=("baseline", "cm"), **common)
     open_study(out, settings)
     todo = [small(cell) for cell in cells(settings)]
     assert run_cells(out, todo, progress=False) == 4
@@ -98,7 +143,7 @@ def test_finished_cells_are_not_trained_again(finished):
     before = [(out / "cells" / cell.name / "record.json").stat().st_mtime_ns for cell in todo]
     assert run_cells(out, todo, progress=False) == 0 and all(is_done(out, cell) for cell in todo)
     assert before == [(out / "cells" / cell.name / "record.json").stat().st_mtime_ns for cell in todo]
-    assert plan(out, todo).endswith("all are done") and plan(out, todo).count("done   ") == 4
+    assert plan(out, todo).endswith("all are done") and plan(out, todo).count("done ") == 4
 
 
 def test_a_cell_of_another_configuration_is_not_taken_for_done(finished):
@@ -107,120 +152,85 @@ def test_a_cell_of_another_configuration_is_not_taken_for_done(finished):
         is_done(out, replace(todo[0], config=replace(todo[0].config, peak_lr=0.1)))
 
 
+def test_the_plan_counts_what_is_left_by_what_is_known(finished, monkeypatch):
+    out, _, todo = finished
+    new = replace(todo[0], condition="aa", config=replace(todo[0].config, seed=7))
+    seconds = np.median([row.value("seconds") / row.value("image_passes") for row in read_rows(out)])
+    monkeypatch.setattr("timm_locat.study.cost.seconds_per_image", lambda cell: pytest.fail("known already"))
+    text = plan(out, [*todo, new])
+    assert f"1 of 5 to do: 40 image passes, about {seconds * 40 / 60:.0f} minutes" in text
+    assert "by finished cells;" in text and "to do  vit_compact_patch4_32__pictures__aa__seed0" in text
+
+
+def test_a_model_that_no_finished_cell_has_is_timed(finished, monkeypatch):
+    out, _, todo = finished
+    assert seconds_per_image(todo[0]) > 0
+    monkeypatch.setattr("timm_locat.study.cost.seconds_per_image", lambda cell: 450)
+    assert plan(out / "elsewhere", todo[:1]).endswith(
+        "1 of 1 to do: 40 image passes, about 5.0 hours of training for one process (by a few passes measured now; "
+        "testing and measuring come on top)"
+    )
+
+
 def test_another_study_is_not_mixed_into_a_folder(finished):
     out, settings, _ = finished
-    with pytest.raises(UserError, match="holds another study: image_passes was 500, is 1000"):
+    with pytest.raises(UserError, match="holds another study: image_passes was 40, is 1000"):
         open_study(out, replace(settings, image_passes=1000))
     open_study(out, replace(settings, seeds=3))
     open_study(out, settings)
+    assert read_settings(out) == settings
 
 
-def test_a_cell_that_another_process_is_at_is_left_alone(finished, tmp_path):
-    _, _, todo = finished
-    with claim(tmp_path, todo[0]) as first:
-        code = "import sys; from pathlib import Path; from types import SimpleNamespace as S; "
-        code += "from timm_locat.study.run import claim\n"
-        code += f"with claim(Path({str(tmp_path)!r}), S(name={todo[0].name!r})) as mine: print(mine)"
-        other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert first and other.stdout.strip() == "False"
-
-
-def test_the_report_says_what_the_records_say(finished, monkeypatch):
-    out, _, todo = finished
-    monkeypatch.setattr("timm_locat.study.report.cells", lambda settings: todo)
-    text = write_report(out).read_text()
-    rows = read_rows(out)
-    accuracies = [row.value("test_accuracy") for row in rows if row.condition == "cm"]
-    assert f"| cm | 2 | {interval(accuracies).text(1)} |" in text and "4 of 4 runs are finished." in text
-    assert "not fully trained" in text and "at most 0.024" in text
-    page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 3 and 'src="' in page and "http" not in page.replace("https://", "")
-    for picture in out.glob("*.png"):
-        assert picture.stat().st_size > 5000
-    assert rows[0].locality().images == 512
-
-
-def test_a_report_of_nothing_is_refused(tmp_path):
-    with pytest.raises(UserError, match="is no study folder"):
-        write_report(tmp_path)
-
-
-def fake(condition, value, seed=0):
-    return Row("m", condition, seed, {"results": {"y": value}}, Path())
-
-
-COMBINATIONS = ("baseline", "aa", "cm", "ls", "aa+cm", "aa+ls", "cm+ls", "modern")
-
-
-def truth(condition):
-    on = {"baseline": (), "modern": ("aa", "cm", "ls")}.get(condition, condition.split("+"))
-    return 10 + 2 * ("aa" in on) - 5 * ("cm" in on) + 3 * ("aa" in on and "cm" in on)
-
-
-def test_effects_of_a_known_factorial_are_found():
-    rows = [fake(name, truth(name) + e, seed) for name in COMBINATIONS for seed, e in enumerate((-0.01, 0.01))]
-    found, source = effects(rows, "y")
-    values = {effect.name: effect.value for effect in found}
-    # Averaged over the other components: aa gives 2 without cm and 5 with it, cm gives -5 and -2.
-    expected = {"aa": 3.5, "cm": -3.5, "ls": 0.0, "aa x cm": 1.5, "aa x ls": 0.0, "cm x ls": 0.0, "aa x cm x ls": 0.0}
-    assert values == pytest.approx(expected, abs=1e-9) and "8 degrees of freedom" in source
-    scatter = math.sqrt(8 * 2 * 0.01**2 / 8)
-    half = 2.306004135 * 2 * scatter / math.sqrt(16)  # t of 0.975 at 8 degrees of freedom
-    assert all(effect.half == pytest.approx(half, rel=1e-6) for effect in found)
-
-
-def test_effects_of_single_runs_take_the_highest_interaction_for_error():
-    found, source = effects([fake(name, truth(name)) for name in COMBINATIONS], "y")
-    assert len(found) == 6 and "one seed per condition" in source
-    assert effects([fake("baseline", 1.0)], "y") == ([], effects([fake("baseline", 1.0)], "y")[1])
-
-
-def test_intervals_are_those_of_student():
-    found = interval([1.0, 2.0, 4.0])
-    assert found.mean == pytest.approx(7 / 3) and found.half == pytest.approx(
-        4.302652730 * np.std([1, 2, 4], ddof=1) / 3**0.5
-    )
-    assert interval([5.0]).half is None and interval([5.0]).text(1) == "5.0 (one seed)"
-
-
-def test_the_best_seed_is_shipped_in_half_precision(tmp_path):
-    settings = Settings(study="embedded", seeds=2, conditions=("plain", "locat"), **SHORT)
+def test_a_folder_from_when_a_study_had_one_data_set_is_the_same_study(tmp_path):
+    settings = Settings(study="protocol", data=("fashion_mnist",), root=("/data",))
+    old = {"study": "protocol", "data": "fashion_mnist", "root": "/data", "models": [], "seeds": None}
+    (tmp_path / "study.json").write_text(json.dumps(old))
     open_study(tmp_path, settings)
-    run_cells(tmp_path, [small(cell) for cell in cells(settings)], progress=False)
-    told = ship(ShipConfig(folder=tmp_path, to=tmp_path / "weights", cards=tmp_path / "cards"))
-    rows = [row for row in read_rows(tmp_path) if row.condition == "locat"]
-    best = max(rows, key=lambda row: row.value("test_accuracy"))
-    assert f"locatvit_compact_patch4_32.fashion_mnist: seed {best.seed}" in told
-    state = load_file(tmp_path / "weights" / "locatvit_compact_patch4_32.fashion_mnist.safetensors")
-    trained = load_file(best.folder / "model.safetensors")
-    assert state.keys() == trained.keys()
-    for name, value in trained.items():
-        assert state[name].dtype == torch.float16 and torch.equal(state[name], value.half())
-    assert read_record(tmp_path / "weights" / "locatvit_compact_patch4_32.fashion_mnist.json")["seed"] == best.seed
-    card = (tmp_path / "cards" / "locatvit_compact_patch4_32.fashion_mnist.md").read_text()
-    assert f"{best.value('test_accuracy'):.1f} %" in card
+    (tmp_path / "study.json").write_text(json.dumps({**old, "root": None}))
+    open_study(tmp_path, replace(settings, root=()))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"study": "protocol", "colour": 1}'])
+def test_a_damaged_study_file_is_named(tmp_path, text):
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(UserError, match=r"cannot use .*study\.json: .* pass another study folder"):
+        read_settings(tmp_path)
+
+
+def test_a_cell_that_somebody_else_is_at_is_left_alone(finished, tmp_path):
+    _, _, todo = finished
+    with claim(tmp_path, todo[0]) as first, claim(tmp_path, todo[0]) as second, claim(tmp_path, todo[1]) as other:
+        assert (first, second, other) == (True, False, True)
+        assert run_cells(tmp_path, todo[:2], progress=False) == 0
+    with claim(tmp_path, todo[0]) as free:
+        assert free
 
 
 @pytest.mark.slow
-def test_a_study_killed_twice_ends_as_an_undisturbed_one(tmp_path):
-    """About two minutes: two studies of three cells of the compact model, one of them killed in the middle."""
-    words = ["protocol", "--image-passes", "1000", "--global-batch-size", "250", "--mixed-precision", "no"]
-    words += ["--conditions", "baseline", "cm", "modern"]
+def test_a_study_killed_twice_and_ended_by_two_processes_is_as_an_undisturbed_one(tmp_path):
+    """About a minute and a half."""
+    pictures = picture_folder(tmp_path / "pictures")
+    words = ["protocol", "--data", str(pictures), "--image-passes", "160", "--global-batch-size", "10"]
+    words += ["--mixed-precision", "no", "--conditions", "baseline", "cm", "modern"]
     command = [sys.executable, "-m", "timm_locat.study", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def start(out):
-        return subprocess.Popen([*command, "--out", str(out)], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+        with (tmp_path / f"{out.name}.log").open("a") as log:
+            return subprocess.Popen([*command, "--out", str(out)], cwd=tmp_path, env=environment, stderr=log)
 
-    assert start(tmp_path / "whole").wait() == 0
-    for number in (1, 2):
+    assert start(tmp_path / "whole").wait() == 0, (tmp_path / "whole.log").read_text()
+    for number in (1, 2):  # in the first cell, between two checkpoints; and in the second one
         process = start(tmp_path / "killed")
-        while len(list((tmp_path / "killed").glob("cells/*/locality/update_0000004.json"))) < number:
-            assert process.poll() is None
-            time.sleep(0.2)
+        while len(list((tmp_path / "killed").glob("cells/*/locality/update_0000008.json"))) < number:
+            assert process.poll() is None, (tmp_path / "killed.log").read_text()
+            time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert start(tmp_path / "killed").wait() == 0
+    assert 0 < len(list((tmp_path / "killed").glob("cells/*/record.json"))) < 3
+    last = [start(tmp_path / "killed"), start(tmp_path / "killed")]
+    assert [process.wait() for process in last] == [0, 0], (tmp_path / "killed.log").read_text()
+    assert "going on in" in (tmp_path / "killed.log").read_text()
     table = [
         [
             (row.condition, row.seed, row.value("test_accuracy"), row.record["results"]["locality"])
@@ -229,3 +239,5 @@ def test_a_study_killed_twice_ends_as_an_undisturbed_one(tmp_path):
         for out in (tmp_path / "whole", tmp_path / "killed")
     ]
     assert table[0] == table[1] and len(table[0]) == 3
+    reports = [(out / "report.md").read_text() for out in (tmp_path / "whole", tmp_path / "killed")]
+    assert reports[0] == reports[1] and "3 of 3 runs are finished." in reports[0]

@@ -15,20 +15,23 @@ def main() -> None:
     tyro = require("tyro", "train", "a study")
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from timm_locat.study.grid import STUDIES, Settings, cells
+    from timm_locat.study.cost import plan
+    from timm_locat.study.grid import STUDIES, Settings, StudyName, cells
     from timm_locat.study.report import write_report
-    from timm_locat.study.run import open_study, parse_shard, plan, run_cells
+    from timm_locat.study.run import open_study, parse_shard, run_cells
     from timm_locat.train.engine import Interrupted
 
     @dataclass(frozen=True, kw_only=True)
     class Command(Settings):
+        study: tyro.conf.Positional[StudyName]
+        """Which question."""
         out: Path | None = None
         """Study folder: one run folder per cell, in `cells`. None takes studies/STUDY."""
         shard: str | None = None
         """`i/n`: only every n-th cell, from the i-th on, for machines that share the work. Processes on one machine
         need no shards: each takes the next cell that is free."""
         dry_run: bool = False
-        """Print the cells and what is done, and leave."""
+        """Print the cells, what is done and what the rest will cost, and leave."""
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("timm_locat").setLevel(logging.INFO)
@@ -44,8 +47,6 @@ def main() -> None:
 
         print(run(tyro.cli(ShipConfig, prog="python -m timm_locat.study ship", args=words[1:])))
         return
-    if words and not words[0].startswith("-"):
-        words = ["--study", *words]
     command = tyro.cli(
         Command,
         prog="python -m timm_locat.study",
@@ -64,9 +65,10 @@ def main() -> None:
     try:
         with logging_redirect_tqdm():
             run_cells(out, mine)
-    except Interrupted as stopped:
-        exit_with_sentence(stopped)
-    print(f"wrote {write_report(out)}")
+    except Interrupted:
+        exit_with_sentence(f"stopped, state saved in {out}; give the same command again to go on")
+    if any(out.glob("cells/*/record.json")):
+        print(f"wrote {write_report(out)}")
 
 
 if __name__ == "__main__":

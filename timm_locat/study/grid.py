@@ -6,6 +6,7 @@ question and for the eight protocols. Seeds, dose, controls, pooling and sizes a
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -14,7 +15,7 @@ from timm_locat.errors import UserError
 from timm_locat.train import TrainConfig
 from timm_locat.train.recipes import compact, demo
 
-__all__ = ["STUDIES", "Cell", "Settings", "StudyName", "cells"]
+__all__ = ["FACTORS", "STUDIES", "Cell", "Settings", "StudyName", "cells"]
 
 StudyName = Literal["protocol", "dose", "controls", "pooling", "scale", "embedded"]
 
@@ -36,7 +37,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Study:
-    """A question, and the conditions that answer it, the most telling first: a study may be cut short."""
+    """A question, and the conditions that answer it, in the order in which they are run and reported."""
 
     about: str
     conditions: tuple[Condition, ...]
@@ -64,7 +65,7 @@ STUDIES: dict[StudyName, Study] = {
     ),
     "dose": Study(
         "CutMix on a growing share of the batches.",
-        tuple(Condition(f"cm{p}", data={"protocol": "cm", "mix_prob": p}) for p in (0.0, 1.0, 0.5, 0.25, 0.75)),
+        tuple(Condition(f"cm{p}", data={"protocol": "cm", "mix_prob": p}) for p in (0.0, 0.25, 0.5, 0.75, 1.0)),
     ),
     "controls": Study(
         "What it is about CutMix: mixing without boxes, boxes without mixing, boxes of another image without its "
@@ -106,16 +107,37 @@ STUDIES: dict[StudyName, Study] = {
 }
 """The studies by name."""
 
+FACTORS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "protocol": {
+        "baseline": (),
+        "aa": ("aa",),
+        "cm": ("cm",),
+        "ls": ("ls",),
+        "aa+cm": ("aa", "cm"),
+        "aa+ls": ("aa", "ls"),
+        "cm+ls": ("cm", "ls"),
+        "modern": ("aa", "cm", "ls"),
+    },
+    "pooling": {
+        "baseline-token": (),
+        "baseline-mean": ("mean",),
+        "modern-token": ("modern",),
+        "modern-mean": ("mean", "modern"),
+    },
+    "embedded": {"plain": (), "gaug": ("gaug",), "prr": ("prr",), "locat": ("gaug", "prr")},
+}
+"""Study -> condition -> what is switched on in it, for the studies that hold every combination of a few components."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What the runs of a study have in common. A study folder holds one set of them."""
 
     study: StudyName
-    data: str = EMBEDDED
-    """A data set by name, an image folder, parquet files, a `save_to_disk` folder or a Hub id."""
-    root: str | None = None
-    """For a data set by name, the path of its files."""
+    data: tuple[str, ...] = (EMBEDDED,)
+    """Data sets, each by name, or an image folder, parquet files, a `save_to_disk` folder or a Hub id."""
+    root: tuple[str, ...] = ()
+    """For data sets by name, the paths of their files, as many as there are in `data`."""
     conditions: tuple[str, ...] = ()
     """Only these conditions; all of the study when none is given."""
     models: tuple[str, ...] = ()
@@ -125,7 +147,8 @@ class Settings:
     more_seeds: str | None = None
     """Another number of seeds for some conditions, such as `baseline,modern,cm=3`."""
     image_passes: int | None = None
-    """Images that a run sees at least, rounded up to whole epochs; that of the recipe when not given."""
+    """Images that a run sees, rounded up to whole epochs; that of the recipe when not given. An epoch leaves out what
+    does not fill its last update."""
     global_batch_size: int | None = None
     """Images per update; that of the recipe when not given."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "bf16"
@@ -133,8 +156,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.study not in get_args(StudyName):
             raise UserError(f"there is no study {self.study!r}; choose from {', '.join(STUDIES)}")
-        if self.study == "embedded" and self.data != EMBEDDED:
-            raise UserError(f"the study embedded is of {EMBEDDED}, got data={self.data!r}; leave it out")
+        if isinstance(self.data, str) or isinstance(self.root, str):
+            raise UserError(f"data and root must be tuples of text, got {self.data!r} and {self.root!r}")
+        if self.study == "embedded" and (self.data != (EMBEDDED,) or self.models):
+            raise UserError(
+                f"the study embedded has its own models, on {EMBEDDED}; leave out data={self.data} models={self.models}"
+            )
+        if not self.data or len(self.root) not in (0, len(self.data)):
+            raise UserError(f"root must be one path for each of data, or none, got {self.data} and {self.root}")
         known = [condition.name for condition in STUDIES[self.study].conditions]
         unknown = [name for name in self.conditions if name not in known]
         if unknown:
@@ -144,6 +173,17 @@ class Settings:
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
         self.seeds_of("")
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Settings":
+        """Settings as a study folder holds them, or held them when a study had one data set.
+
+        Raises:
+            TypeError: A field is unknown.
+        """
+        lists = {name: [values[name]] for name in ("data", "root") if isinstance(values.get(name), str)}
+        plain = {name: value for name, value in {**values, **lists}.items() if value is not None}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()})
 
     def seeds_of(self, condition: str) -> int:
         """Number of seeds of a condition."""
@@ -174,30 +214,45 @@ class Cell:
     @property
     def name(self) -> str:
         """Name of its run folder."""
-        data = self.data.rstrip("/").rpartition("/")[2]
-        return f"{self.model}__{data}__{self.condition}__seed{self.seed}"
+        return f"{last_part(self.model)}__{last_part(self.data)}__{self.condition}__seed{self.seed}"
 
 
-def cells(settings: Settings) -> list[Cell]:
+def last_part(path: str) -> str:
+    """A name that may be a path, without the folders that it lies in."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def cells(settings: Settings, *, fitted: bool = True) -> list[Cell]:
     """The cells in the order in which they are run: every condition once before any second seed.
 
+    Args:
+        settings: Of the study.
+        fitted: Fit the epochs to `image_passes`, for which the data is opened. False is for names alone.
+
     Raises:
-        UserError: The data cannot be opened, or has too few images for one update.
+        UserError: The data cannot be opened, has too few images for one update, or two cells would share a folder.
     """
     conditions = [c for c in STUDIES[settings.study].conditions if c.name in (settings.conditions or (c.name,))]
-    base = common_run(settings)
-    models = settings.models or (base.model,)
+    roots = settings.root or (None,) * len(settings.data)
+    bases = [common_run(settings, data, root, fitted) for data, root in zip(settings.data, roots, strict=True)]
     most = max(settings.seeds_of(condition.name) for condition in conditions)
-    return [
-        cell(settings, replace(base, model=model), condition, seed)
+    found = [
+        cell(replace(base, model=model), condition, seed)
         for seed in range(most)
-        for model in models
+        for base in bases
+        for model in settings.models or (base.model,)
         for condition in conditions
         if seed < settings.seeds_of(condition.name)
     ]
+    names = [each.name for each in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(
+            f"two cells are named {twice}: data sets and models must differ in the last part of their names"
+        )
+    return found
 
 
-def cell(settings: Settings, base: TrainConfig, condition: Condition, seed: int) -> Cell:
+def cell(base: TrainConfig, condition: Condition, seed: int) -> Cell:
     """The common run with the changes of one condition."""
     kwargs = json.dumps({**json.loads(base.model_kwargs), **condition.model_kwargs})
     config = replace(
@@ -207,27 +262,30 @@ def cell(settings: Settings, base: TrainConfig, condition: Condition, seed: int)
         data=replace(base.data, **condition.data),
         seed=seed,
     )
-    return Cell(config.model, settings.data, condition.name, seed, config)
+    return Cell(config.model, config.data.name, condition.name, seed, config)
 
 
-def common_run(settings: Settings) -> TrainConfig:
-    """The run that all conditions change: the compact recipe, its epochs fitted to `image_passes`."""
+def recipe(settings: Settings, data: str) -> TrainConfig:
+    """The recipe that a study changes."""
     if settings.study == "embedded":
-        base = replace(demo(), model="vit_compact_patch4_32")
-    else:
-        base = compact("vit", settings.data if settings.data in DATASETS else "cifar10", "baseline")
+        return replace(demo(), model="vit_compact_patch4_32")
+    return compact("vit", data if data in DATASETS else "cifar10", "baseline")
+
+
+def common_run(settings: Settings, data: str, root: str | None, fitted: bool) -> TrainConfig:
+    """The run that all conditions change: the recipe, its epochs fitted to `image_passes`."""
+    base = recipe(settings, data)
     batch = settings.global_batch_size or base.global_batch_size
     epochs, warmup = base.epochs, base.warmup_epochs
-    if settings.image_passes is not None:
-        images = len(load(settings.data, "train", root=settings.root))
-        per_epoch = images // batch * batch
-        if per_epoch == 0:
-            raise UserError(f"{settings.data} has {images} training images, fewer than global_batch_size={batch}")
-        epochs = math.ceil(settings.image_passes / per_epoch)
+    if settings.image_passes is not None and fitted:
+        images = len(load(data, "train", root=root))
+        if images < batch:
+            raise UserError(f"{data} has {images} training images, fewer than global_batch_size={batch}; lower it")
+        epochs = math.ceil(settings.image_passes / images)
         warmup = epochs * base.warmup_epochs / base.epochs
     return replace(
         base,
-        data=replace(base.data, name=settings.data, root=settings.root),
+        data=replace(base.data, name=data, root=root),
         epochs=epochs,
         warmup_epochs=warmup,
         global_batch_size=batch,

@@ -1,7 +1,7 @@
 """What the cells of a study found, one row per finished run, and what that says about each condition."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -13,7 +13,17 @@ from timm_locat.errors import UserError, require
 from timm_locat.locality import Locality
 from timm_locat.record import read_record
 
-__all__ = ["Effect", "Interval", "Row", "course", "effects", "interval", "read_rows"]
+__all__ = [
+    "Effect",
+    "Interval",
+    "Row",
+    "course",
+    "effects",
+    "interval",
+    "measured_after",
+    "precision_name",
+    "read_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,7 @@ class Row:
     """One finished run."""
 
     model: str
+    data: str
     condition: str
     seed: int
     record: dict[str, Any]
@@ -37,15 +48,16 @@ class Row:
 
 
 def read_rows(out: Path) -> list[Row]:
-    """The finished runs of a study folder, in the order of their names.
+    """The finished runs of a study folder, in the order of their names; `record.json` and `locality` of each suffice.
 
     Raises:
         UserError: There is none.
     """
     rows = []
     for path in sorted((out / "cells").glob("*/record.json")):
-        model, _, condition, seed = path.parent.name.rsplit("__", 3)
-        rows.append(Row(model, condition, int(seed.removeprefix("seed")), read_record(path), path.parent))
+        record = read_record(path)
+        config, condition = record["config"], record["recipe"].removeprefix("study ")
+        rows.append(Row(config["model"], config["data"]["name"], condition, record["seed"], record, path.parent))
     if not rows:
         raise UserError(f"there is no finished run in {out}/cells; run the study first")
     return rows
@@ -56,22 +68,25 @@ class Interval:
     """A mean over runs, and how sure it is."""
 
     mean: float
+    """NaN where no run has the number."""
     half: float | None
     """Half the 95 % confidence interval of the mean by Student's t; None for a single run."""
     count: int
 
     def text(self, digits: int = 3) -> str:
         """For a table."""
+        if not self.count:
+            return "none"
         if self.half is None:
             return f"{self.mean:.{digits}f} (one seed)"
         return f"{self.mean:.{digits}f} ± {self.half:.{digits}f}"
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Mean of values and its 95 % confidence interval."""
-    array = np.asarray(values, dtype=float)
+def interval(values: Sequence[float | None]) -> Interval:
+    """Mean of the values that are known, and its 95 % confidence interval."""
+    array = np.asarray([value for value in values if value is not None], dtype=float)
     if len(array) < 2:
-        return Interval(float(array.mean()), None, len(array))
+        return Interval(float(array[0]) if len(array) else math.nan, None, len(array))
     stats = require("scipy.stats", "data", "a confidence interval")
     half = stats.t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
     return Interval(float(array.mean()), float(half), len(array))
@@ -84,39 +99,42 @@ class Effect:
     name: str
     """`cm`, or `aa x cm`: half the difference between the effect of one with and without the other."""
     value: float
-    half: float | None
-    """Half its 95 % confidence interval; None where nothing is left to estimate an error from."""
+    half: float
+    """Half its 95 % confidence interval."""
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return abs(self.value) > self.half
 
 
-def effects(rows: Sequence[Row], name: str, components: Sequence[str] = ("aa", "cm", "ls")) -> tuple[list[Effect], str]:
+def effects(rows: Sequence[Row], name: str, factors: Mapping[str, tuple[str, ...]]) -> tuple[list[Effect], str]:
     """Main effects and interactions in a full factorial, by ordinary least squares on -1 and +1.
 
     Args:
-        rows: Runs whose conditions are `baseline`, `modern` (all components), or components joined by `+`.
+        rows: Runs; those whose condition is not in `factors` are left out.
         name: The number to explain; see `Row.value`.
-        components: Which there are.
+        factors: Condition -> the components that are on in it, for every combination of them.
 
     Returns:
         The effects; and a sentence that says where their error comes from. The effects are empty where a combination
         has no run.
 
-    Every term is estimated. The error comes from the scatter of seeds within conditions; where no condition has two,
-    the interaction of all components is taken for error, which leaves one degree of freedom.
+    Every term is estimated. The error comes from the scatter of seeds within conditions, taken to be the same in all.
+    Where no condition has two, the interaction of all components is taken for error: one degree of freedom.
     """
-    used = [(switched_on(row.condition, components), row.value(name)) for row in rows]
-    used = [(on, value) for on, value in used if on is not None and value is not None]
-    missing = 2 ** len(components) - len({on for on, _ in used})
-    if missing:
-        return (
-            [],
-            f"{missing} of the {2 ** len(components)} combinations have no run yet: effects cannot be told apart.",
-        )
+    used = [(row.condition, row.value(name)) for row in rows if row.condition in factors]
+    used = [(condition, value) for condition, value in used if value is not None]
+    seeds = {condition: [c for c, _ in used].count(condition) for condition in factors}
+    if missing := [condition for condition, count in seeds.items() if not count]:
+        return [], f"No run yet of {', '.join(missing)}: effects cannot be told apart."
+    components = sorted({component for on in factors.values() for component in on})
     terms = [term for size in range(len(components) + 1) for term in combinations(components, size)]
-    replicated = len(used) > 2 ** len(components)
-    if not replicated:
+    repeated = [condition for condition, count in seeds.items() if count > 1]
+    if not repeated:
         terms.remove(tuple(components))
-    design = np.array([[math.prod(1 if c in on else -1 for c in term) for term in terms] for on, _ in used], float)
-    answer = np.array([value for _, value in used])
+    signs = [[math.prod(1 if c in factors[condition] else -1 for c in term) for term in terms] for condition, _ in used]
+    design, answer = np.array(signs, float), np.array([value for _, value in used])
     weights, *_ = np.linalg.lstsq(design, answer, rcond=None)
     freedom = len(answer) - len(terms)
     stats = require("scipy.stats", "data", "a confidence interval")
@@ -129,22 +147,18 @@ def effects(rows: Sequence[Row], name: str, components: Sequence[str] = ("aa", "
         if term
     ]
     source = (
-        f"The error comes from seeds of the same condition ({freedom} degrees of freedom)."
-        if replicated
-        else "There is one seed per condition: the interaction of all three components is taken for error, which "
-        "leaves one degree of freedom and wide intervals."
+        f"The error is the scatter of seeds in {', '.join(repeated)}, taken to be the same in all conditions "
+        f"({freedom} degrees of freedom)."
+        if repeated
+        else "There is one seed per condition: the interaction of all components is taken for error, which leaves one "
+        "degree of freedom and wide intervals."
     )
     return found, source
 
 
-def switched_on(condition: str, components: Sequence[str]) -> frozenset[str] | None:
-    """The components of a condition by its name; None where it is none of their combinations."""
-    if condition == "baseline":
-        return frozenset()
-    if condition == "modern":
-        return frozenset(components)
-    on = frozenset(condition.split("+"))
-    return on if on <= set(components) else None
+def precision_name(mixed_precision: str) -> str:
+    """accelerate's word for a precision as people say it."""
+    return "float32" if mixed_precision == "no" else mixed_precision
 
 
 def course(rows: Sequence[Row], name: str) -> dict[int, Interval]:
@@ -156,3 +170,9 @@ def course(rows: Sequence[Row], name: str) -> dict[int, Interval]:
             if value is not None:
                 found.setdefault(int(path.stem.removeprefix("update_")), []).append(value)
     return {update: interval(values) for update, values in sorted(found.items())}
+
+
+def measured_after(rows: Sequence[Row]) -> list[int]:
+    """The updates after which any of the runs was measured."""
+    paths = (path for row in rows for path in (row.folder / "locality").glob("update_*.json"))
+    return sorted({int(path.stem.removeprefix("update_")) for path in paths})

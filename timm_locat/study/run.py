@@ -1,14 +1,11 @@
 """Train the cells of a study that are not done yet. Any number of processes may work on one folder."""
 
 import contextlib
-import fcntl
 import json
 import logging
-import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -18,7 +15,12 @@ from timm_locat.study.grid import Cell, Settings
 from timm_locat.train.engine import train
 from timm_locat.train.run_folder import check_same_run
 
-__all__ = ["cell_folder", "is_done", "open_study", "parse_shard", "plan", "run_cells"]
+try:
+    import fcntl
+except ImportError:  # Windows: processes are not kept apart, and have to be given shards
+    fcntl = None
+
+__all__ = ["cell_folder", "is_done", "open_study", "parse_shard", "read_settings", "run_cells"]
 
 _logger = logging.getLogger(__name__)
 
@@ -43,30 +45,42 @@ def is_done(out: Path, cell: Cell) -> bool:
     return True
 
 
+def read_settings(out: Path) -> Settings:
+    """The settings that a study folder was made with.
+
+    Raises:
+        UserError: It is no study folder, or one of another version.
+    """
+    try:
+        return Settings.from_json(json.loads((out / SETTINGS).read_text(encoding="utf-8")))
+    except OSError as err:
+        raise UserError(f"{out} is no study folder: cannot read its {SETTINGS} ({err.strerror}); pass another") from err
+    except (TypeError, ValueError, AttributeError) as err:
+        raise UserError(f"cannot use {out / SETTINGS}: {err}; pass another study folder") from err
+
+
 def open_study(out: Path, settings: Settings) -> None:
     """Make the study folder, or find in it the same study.
 
     Raises:
         UserError: It holds another study, or cannot be made.
     """
-    path, mine = out / SETTINGS, plain_json(settings)
+    path = out / SETTINGS
+    if path.exists():
+        found = read_settings(out)
+        # More seeds and conditions may be asked for later, and the data may have moved.
+        differ = [
+            f"{field.name} was {getattr(found, field.name)!r}, is {getattr(settings, field.name)!r}"
+            for field in fields(Settings)
+            if field.name not in ("seeds", "more_seeds", "conditions", "root")
+            and getattr(found, field.name) != getattr(settings, field.name)
+        ]
+        if differ:
+            raise UserError(f"{out} holds another study: {'; '.join(differ)}; give the same settings, or another --out")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    except (OSError, ValueError) as err:
-        raise UserError(f"cannot use the study folder {out}: {err}; pass another --out") from err
-    if found is None:
-        atomic_write(path, json.dumps(mine, indent=2) + "\n")
-        return
-    # More seeds and conditions may be asked for later.
-    differ = [
-        f"{name} was {found.get(name)!r}, is {mine.get(name)!r}"
-        for name in sorted(found.keys() | mine.keys())
-        if name not in ("seeds", "more_seeds", "conditions") and found.get(name) != mine.get(name)
-    ]
-    if differ:
-        raise UserError(f"{out} holds another study: {'; '.join(differ)}; give the same settings, or another --out")
-    atomic_write(path, json.dumps(mine, indent=2) + "\n")
+        atomic_write(path, json.dumps(plain_json(settings), indent=2) + "\n")
+    except OSError as err:
+        raise UserError(f"cannot use the study folder {out}: {err.strerror}; pass another --out") from err
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
@@ -93,34 +107,23 @@ def run_cells(out: Path, todo: Sequence[Cell], *, progress: bool = True) -> int:
 
     Returns:
         Number of cells that were trained here.
+
+    Raises:
+        UserError: A cell cannot be trained; the cells behind it are left.
+        Interrupted: The process was asked to stop; its cell has saved its state.
     """
+    left = [cell for cell in todo if not is_done(out, cell)]
     trained = 0
-    for cell in tqdm(todo, desc="cells", unit="cell", disable=None if progress else True):
+    bar = tqdm(left, "cells", len(todo), unit="cell", initial=len(todo) - len(left), disable=None if progress else True)
+    for cell in bar:
         with claim(out, cell) as mine:
             if not mine:
                 _logger.info(f"{cell.name}: another process is at it")
-                continue
-            if is_done(out, cell):
-                continue
-            _logger.info(f"{cell.name}: starts")
-            train(replace(cell.config, out=cell_folder(out, cell), resume="auto"), f"study {cell.condition}")
-            trained += 1
+            elif not is_done(out, cell):  # another process may have done it since
+                _logger.info(f"{cell.name}: starts")
+                train(replace(cell.config, out=cell_folder(out, cell), resume="auto"), f"study {cell.condition}")
+                trained += 1
     return trained
-
-
-def plan(out: Path, todo: Sequence[Cell]) -> str:
-    """The cells, which of them are done, and how long the others will take by those that are."""
-    done = [cell for cell in todo if is_done(out, cell)]
-    names = {cell.name for cell in done}
-    lines = [f"{'done' if cell.name in names else 'to do':6} {cell.name}, {cell.config.epochs} epochs" for cell in todo]
-    left = len(todo) - len(done)
-    if done and left:
-        seconds = [read_record(cell_folder(out, cell) / "record.json")["results"]["seconds"] for cell in done]
-        minutes = left * statistics.median(seconds) / 60
-        lines.append(f"{left} to do, about {minutes:.0f} minutes of training for one process, by those that are done")
-    else:
-        lines.append(f"{left} to do; the cost is known once a cell is done" if left else "all are done")
-    return "\n".join(lines)
 
 
 @contextlib.contextmanager
@@ -128,6 +131,9 @@ def claim(out: Path, cell: Cell) -> Iterator[bool]:
     """Keep other processes of this machine from a cell; the system lets go of it when the process dies."""
     path = out / "cells" / f"{cell.name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield True
+        return
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

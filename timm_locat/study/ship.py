@@ -11,7 +11,7 @@ from tyro.conf import Positional
 from timm_locat.errors import UserError, require
 from timm_locat.models.weights import LABELS, TAG, WEIGHTS
 from timm_locat.record import atomic_write
-from timm_locat.study.results import Row, interval, read_rows
+from timm_locat.study.results import Row, interval, precision_name, read_rows
 
 __all__ = ["ShipConfig", "run"]
 
@@ -111,7 +111,7 @@ precision. {choice}
     {best.record["command"]}
 
 Seed {best.seed}, {config["epochs"]} epochs, batch {config["global_batch_size"]}, AdamW with peak learning rate
-{config["peak_lr"]:g}, {config["mixed_precision"]}; commit {best.record["commit"]}.
+{config["peak_lr"]:g}, {precision_name(best.record["results"]["mixed_precision"])}; commit {best.record["commit"]}.
 The complete record is `timm_locat/models/weights/{name}.json`.
 
 ## Limits
