@@ -5,6 +5,8 @@ Every writer takes the folder that `root` or a config's `data_root` will be (for
 height and width; images are noise over a ramp, so that nothing is flat.
 """
 
+import json
+
 import numpy as np
 from PIL import Image
 
@@ -105,3 +107,36 @@ WRITERS = {
     "cityscapes": write_cityscapes,
     "coco_stuff164k": write_coco_stuff164k,
 }
+
+
+THINGS = (
+    *("person", "vehicle", "outdoor", "animal", "accessory", "sports"),
+    *("kitchen", "food", "furniture", "electronic", "appliance", "indoor"),
+)
+
+
+def write_coco_super(root, size=(20, 30)):
+    """Panoptic masks of a person, a vehicle, stuff, nothing; pixel maps of two kinds of stuff, things and nothing."""
+    things = [{"id": i + 1, "isthing": 1, "supercategory": name} for i, name in enumerate(THINGS)]
+    stuff = [{"id": 92 + i, "isthing": 0, "supercategory": f"stuff{i % 15:02d}"} for i in range(91)]
+    for split in ("train", "val"):
+        images, annotations = [], []
+        for i in range(COUNT[split]):
+            name = f"{i:012d}"
+            write_image(root / f"{split}2017" / f"{name}.jpg", size, i)
+            write_mask(root / f"stuff_annotations/stuff_{split}2017_pixelmaps/{name}.png", size, (0, 92, 107, 183, 108))
+            ids = [0, 7 + i, 70_000 + i, 300]
+            columns = np.array(ids)[np.arange(size[1]) * 4 // size[1]]
+            codes = np.tile(columns, (size[0], 1))
+            mask = np.stack([codes & 255, codes >> 8 & 255, codes >> 16], -1).astype(np.uint8)
+            path = root / f"annotations/panoptic_{split}2017/{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(mask).save(path)
+            images.append({"id": i, "file_name": f"{name}.jpg"})
+            segments = [{"id": n, "category_id": c} for n, c in zip(ids[1:], (1, 2, 92), strict=True)]
+            annotations.append({"image_id": i, "file_name": f"{name}.png", "segments_info": segments})
+        panoptic = {"images": images, "annotations": annotations, "categories": things + stuff}
+        (root / f"annotations/panoptic_{split}2017.json").write_text(json.dumps(panoptic))
+    other = {"id": 183, "supercategory": "other"}
+    (root / "stuff_annotations/stuff_val2017.json").write_text(json.dumps({"categories": [*stuff, other]}))
+    return root

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from segmentation_layouts import COUNT, WRITERS, write_ade20k, write_image, write_mask, write_voc
+from segmentation_layouts import (
+    COUNT,
+    THINGS,
+    WRITERS,
+    write_ade20k,
+    write_coco_super,
+    write_image,
+    write_mask,
+    write_voc,
+)
 
 from timm_locat.data.scenes import ComposedScenes, write_scenes
 from timm_locat.data.segmentation import SEGMENTATION, load_segmentation
@@ -200,3 +209,26 @@ def test_data_can_be_sent_to_workers_and_counts_from_the_end(tmp_path):
     assert torch.equal(data[-1][1], data[2][1])
     with pytest.raises(IndexError, match="3 images, there is no number 3"):
         data[3]
+
+
+def test_super_categories_of_coco_are_sorted_and_ignore_the_other_half(tmp_path):
+    write_coco_super(tmp_path)
+    for split in ("train", "val"):
+        things = load_segmentation("coco_things", split, root=tmp_path)
+        assert things.classes == tuple(sorted(THINGS)) and len(things) == COUNT[split]
+        person, vehicle = things.classes.index("person"), things.classes.index("vehicle")
+        assert all(mask[0].unique_consecutive().tolist() == [255, person, vehicle, 255] for _, mask in things)
+        stuff = load_segmentation("coco_stuff", split, root=tmp_path)
+        assert stuff.num_classes == 15
+        # 92 and 107 are 15 apart, hence of one super-category in the fixture.
+        assert all(mask[0].unique_consecutive().tolist() == [255, 0, 255, 1] for _, mask in stuff)
+    (tmp_path / "val2017/000000000001.jpg").unlink()
+    with pytest.raises(UserError, match=r"there is no file .*000000000001\.jpg"):
+        load_segmentation("coco_stuff", "val", root=tmp_path)
+
+
+def test_a_segment_that_the_annotations_do_not_know_is_refused(tmp_path):
+    write_coco_super(tmp_path)
+    Image.new("RGB", (30, 20), (9, 9, 9)).save(tmp_path / "annotations/panoptic_val2017/000000000000.png")
+    with pytest.raises(UserError, match=r"it holds 592137, which id_map gives no label"):
+        load_segmentation("coco_things", "val", root=tmp_path)[0]

@@ -31,7 +31,8 @@ __all__ = ["PALETTES", "Palette", "mask_labels", "read_mask", "stored_values", "
 
 Colour = tuple[int, int, int]
 Palette = str | Sequence[Colour] | Mapping[Colour, int]
-"""Name in `PALETTES`, colours in the order of their labels, or the label of each colour."""
+"""Name in `PALETTES`, colours in the order of their labels, or the label of each colour; or `panoptic`: COCO's numbers
+r + 256 g + 65536 b, which `id_map` turns into labels."""
 
 _UNSAFE = ("JPEG", "MPO", "WEBP", "AVIF", "JPEG2000", "GIF")
 _WHITE_IS_ZERO = 0
@@ -225,6 +226,8 @@ def _labels_of_colours(image: Image.Image, palette: Palette | None) -> Tensor:
         grey = bool((red == green).all() and (green == blue).all())
         cure = "save one of its three equal channels" if grey else "give the palette that maps colours to labels"
         raise UserError(f"it holds colours (mode {image.mode}) where labels are expected; {cure}")
+    if palette == "panoptic":
+        return red + 256 * green + 65536 * blue
     colours = _palette(palette)
     codes = (red * 256 + green) * 256 + blue
     present, positions = codes.unique(return_inverse=True)

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from timm_locat.data import _coco, scenes
 from timm_locat.data import _segmentation_classes as names
-from timm_locat.data import scenes
 from timm_locat.data._columns import pick_image_column
 from timm_locat.data._folders import EXTENSIONS, Files, Found, Samples
 from timm_locat.data._hub import open_hub, parse_hub_id
@@ -50,6 +50,8 @@ class SegmentationData(Dataset[tuple[Image.Image, Tensor]]):
     """Whether 0 in the files is no class; the masks that come out of `data[i]` are reduced already."""
     id_map: Mapping[int, int] | None = None
     """Label of each number in the files, where they are not the labels."""
+    id_maps: Sequence[Mapping[int, int]] | None = None
+    """The same, mask by mask, where each has numbers of its own."""
     mask_colours: Palette | None = None
     """Label of each colour in the files, where these hold colours."""
     images: Samples = field(repr=False)
@@ -83,7 +85,7 @@ class SegmentationData(Dataset[tuple[Image.Image, Tensor]]):
             num_classes=self.num_classes,
             ignore_index=self.ignore_index,
             reduce_zero_label=self.reduce_zero_label,
-            id_map=self.id_map,
+            id_map=self.id_map if self.id_maps is None else self.id_maps[i],
             palette=self.mask_colours,
             image_size=image_size,
         )
@@ -280,7 +282,8 @@ def load_segmentation(
     """Open one split of images with masks.
 
     Args:
-        name_or_folders: A name in `SEGMENTATION`; or a folder of images and a folder of masks, paired by their paths
+        name_or_folders: A name in `SEGMENTATION`, or `coco_things` or `coco_stuff`, COCO's 12 and 15 super-categories;
+            or a folder of images and a folder of masks, paired by their paths
             below these without the ending; or a parquet file, a folder of such files or one written by `save_to_disk`,
             or `owner/name` of the Hub, with an image column and a mask column.
         split: `train`, `val`, or another that the set has; for two folders only a word in messages.
@@ -305,10 +308,10 @@ def load_segmentation(
     if isinstance(name_or_folders, tuple | list):
         return _of_folders(name_or_folders, split, classes, root, rules)
     name = os.fspath(name_or_folders)
-    if name in SEGMENTATION:
+    if name in SEGMENTATION or name in _coco.OPEN:
         if classes is not None or rules != _NO_RULES:
             raise UserError(f"{name} has classes and ids of its own; leave classes, ignore_index and the like out")
-        return _of_name(name, split, root)
+        return _of_coco(name, split, root) if name in _coco.OPEN else _of_name(name, split, root)
     if root is not None:
         raise UserError(
             f"root goes with the name of a set ({', '.join(SEGMENTATION)}), not with {name!r}; leave it out"
@@ -426,6 +429,26 @@ def _of_name(name: str, split: str, root: str | os.PathLike[str] | None) -> Segm
         images=Files(pairs.images),
         masks=Files(pairs.masks),
         length=len(pairs.images),
+    )
+
+
+def _of_coco(name: str, split: str, root: str | os.PathLike[str] | None) -> SegmentationData:
+    """COCO's super-categories, whose masks are told by annotation files."""
+    if split not in _coco.SPLITS:
+        raise UserError(f"{name} has no split {split}, it has {', '.join(_coco.SPLITS)}; ask for one of these")
+    if root is None:
+        raise UserError(f"{name} must be on this machine: give the folder of COCO 2017 as root")
+    found = _coco.OPEN[name](Path(root).expanduser(), split)
+    return SegmentationData(
+        name=name,
+        split=split,
+        classes=found.classes,
+        palette=_colours(len(found.classes)),
+        id_maps=found.id_maps,
+        mask_colours="panoptic" if name == "coco_things" else None,
+        images=Files(found.images),
+        masks=Files(found.masks),
+        length=len(found.images),
     )
 
 
