@@ -1,14 +1,18 @@
 """The weights that come with the package: no network, the accuracy of their record, timm's ways of asking for them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from huggingface_hub import ModelCard
+from PIL import Image
 
 from timm_locat.data import DATASETS, decode_all, eval_transform, load
 from timm_locat.errors import UserError
+from timm_locat.hub.card import shipped_card
 from timm_locat.models import create_model
 from timm_locat.models.weights import LABELS, TAG, WEIGHTS
 
@@ -55,7 +59,7 @@ def test_shipped_weights_are_found_and_adapted_as_timm_does(name):
 def test_a_shipped_file_is_small_and_has_a_card_with_its_number(name):
     assert (WEIGHTS / f"{name}.safetensors").stat().st_size <= 5_000_000
     card = (CARDS / f"{name}.md").read_text()
-    assert f"Test accuracy {record(name)['results']['test_accuracy']:.1f} %" in card and f'"{name}"' in card
+    assert f"| {record(name)['results']['test_accuracy']:.1f} |" in card and f'"{name}"' in card
 
 
 def test_plain_and_locat_are_shipped():
@@ -73,3 +77,30 @@ def test_a_file_that_is_not_there_is_named(build, tmp_path):
     overlay = {"file": str(tmp_path / "gone.safetensors")}
     with pytest.raises(UserError, match=r"vit_compact_patch4_32: there is no file .*gone\.safetensors"):
         build(f"vit_compact_patch4_32.{TAG}", pretrained=True, pretrained_cfg_overlay=overlay)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_is_what_its_record_gives(name):
+    text = (CARDS / f"{name}.md").read_text()
+    assert text == shipped_card(name, record(name)), "run `python -m timm_locat.study ship`, or write the cards anew"
+    data = ModelCard.load(CARDS / f"{name}.md").data
+    measured = {result.metric_name: result.metric_value for result in data.eval_results}
+    run = record(name)["results"]
+    assert measured == {"accuracy": run["test_accuracy"], "top-5 accuracy": run["test_top5"]}
+    assert (data.library_name, data.license, data.model_name) == ("timm", "mit", name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_snippets_of_a_card_run_in_order(name, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    text = (CARDS / f"{name}.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4 and blocks[0].startswith("import timm_locat\n")
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (40, 50), (90, 20, 200)).save("picture.jpg")
+    space = {}
+    for block in blocks:
+        exec(compile(block, f"{name}.md", "exec"), space)
+    assert space["features"].shape == (1, 192, 8, 8) and len(space["names"]) == 10
+    assert torch.equal(space["classifier"](space["x"]).logits, space["model"](space["x"]))
+    assert space["backbone"]["model_name"] == name

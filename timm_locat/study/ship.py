@@ -3,15 +3,16 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from tyro.conf import Positional
 
 from timm_locat.errors import UserError, require
+from timm_locat.hub.card import shipped_card
 from timm_locat.models.weights import LABELS, TAG, WEIGHTS
 from timm_locat.record import atomic_write
-from timm_locat.study.results import Row, interval, precision_name, read_rows
+from timm_locat.study.results import Row, read_rows
 
 __all__ = ["ShipConfig", "run"]
 
@@ -48,13 +49,14 @@ def run(config: ShipConfig) -> str:
             continue
         best = max(mine, key=lambda row: row.value("test_accuracy"))
         name = f"{best.model}.{TAG}"
-        size = ship(best, config.to, name)
-        atomic_write(config.cards / f"{name}.md", card(name, best, mine))
+        record = best.record | {"accuracy_of_all_seeds": [row.value("test_accuracy") for row in mine]}
+        size = ship(best, record, config.to, name)
+        atomic_write(config.cards / f"{name}.md", shipped_card(name, record))
         told.append(f"{name}: seed {best.seed}, {best.value('test_accuracy'):.1f} %, {size / 1e6:.1f} MB")
     return "\n".join(told)
 
 
-def ship(row: Row, folder: Path, name: str) -> int:
+def ship(row: Row, record: dict[str, Any], folder: Path, name: str) -> int:
     """Write weights in half precision, and the record of their run beside them; returns the size of the file.
 
     Raises:
@@ -69,53 +71,5 @@ def ship(row: Row, folder: Path, name: str) -> int:
     if len(data) > LARGEST:
         raise UserError(f"{name} takes {len(data):,} bytes, more than the {LARGEST:,} that a shipped file may have")
     atomic_write(folder / f"{name}.safetensors", data)
-    atomic_write(folder / f"{name}.json", json.dumps(row.record, indent=2) + "\n")
+    atomic_write(folder / f"{name}.json", json.dumps(record, indent=2) + "\n")
     return len(data)
-
-
-def card(name: str, best: Row, rows: list[Row]) -> str:
-    """Model card in Markdown, with the front matter that the Hub reads."""
-    run_, config = best.record["results"], best.record["config"]
-    scores = interval([row.value("test_accuracy") for row in rows])
-    choice = (
-        f"It is the best of {len(rows)} seeds, chosen on these test images, whose mean is {scores.text(1)} %."
-        if len(rows) > 1
-        else "One seed was trained."
-    )
-    return f"""---
-library_name: timm
-pipeline_tag: image-classification
-license: mit
-tags: [timm, timm-locat, image-classification]
-datasets: [zalando-datasets/fashion_mnist]
-metrics: [accuracy]
----
-# {name}
-
-Trained from scratch on {run_["train_images"]:,} Fashion-MNIST images, {run_["image_passes"]:,} image passes. Shipped
-with timm-locat, so that examples and tests have trained weights without a network. Not for use in earnest.
-
-```python
-import timm_locat, timm
-
-model = timm.create_model("{name}", pretrained=True).eval()
-```
-
-## Results
-
-Test accuracy {run_["test_accuracy"]:.1f} % on {run_["test_images"]:,} images, as trained; the file holds half
-precision. {choice}
-
-## Training
-
-    {best.record["command"]}
-
-Seed {best.seed}, {config["epochs"]} epochs, batch {config["global_batch_size"]}, AdamW with peak learning rate
-{config["peak_lr"]:g}, {precision_name(best.record["results"]["mixed_precision"])}; commit {best.record["commit"]}.
-The complete record is `timm_locat/models/weights/{name}.json`.
-
-## Limits
-
-28-pixel grey pictures of clothes, padded to 32 and copied to three channels; nothing else was seen. Fashion-MNIST is
-MIT-licensed.
-"""
