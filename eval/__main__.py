@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "speed": ("eval.speed", "time and memory of one model against another, interleaved and paired"),
     "speed locality": ("eval.locality_speed", "time and memory of recording locality against a plain forward"),
     "speed augment": ("eval.augment_speed", "time of the augmentation protocols as a share of a training step"),
+    "speed hummingbird": ("eval.hummingbird_speed", "time and memory of retrieval against faiss and a naive reading"),
     "hummingbird": ("eval.hummingbird.command", "retrieval: how well patch features find patches of the same class"),
     "tables": ("eval.tables", "write the README's tables from the records in eval/results"),
 }

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 import tyro
 from PIL import Image
 
@@ -61,6 +62,49 @@ def test_faiss_gives_the_same_score_and_an_index_says_how_near_it_came(done, eng
     else:
         assert results["index"]["queries"] == 4 * 24 and 0.5 < results["index"]["recall"] <= 1
         assert 0.5 < results["index"]["label_agreement"] <= 1
+
+
+def write_pairs(folder, seed, count=4, top=2):
+    """Images of noise and masks of two halves, as files of the same names."""
+    g = torch.Generator().manual_seed(seed)
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for number in range(count):
+        pixels = torch.randint(0, 256, (40, 50, 3), generator=g, dtype=torch.uint8)
+        mask = torch.zeros(40, 50, dtype=torch.uint8)
+        mask[:, 25:] = top
+        mask[:3] = 255
+        pixels[mask == top] //= 4
+        Image.fromarray(pixels.numpy()).save(folder / "images" / f"{number}.png")
+        Image.fromarray(mask.numpy()).save(folder / "masks" / f"{number}.png")
+    return folder / "images", folder / "masks"
+
+
+def test_folders_of_images_and_masks_are_evaluated(tmp_path):
+    folders = {"train_folders": write_pairs(tmp_path / "a", 0), "val_folders": write_pairs(tmp_path / "b", 1)}
+    config = Config(**SMALL, **folders, classes=("dark", "odd", "bright"), out=tmp_path / "record.json")
+    run(config)
+    results = read_record(tmp_path / "record.json")["results"]
+    assert set(results["class_iou"]) == {"dark", "bright"} and results["images"] == {"bank": 4, "queries": 4}
+    assert results["miou"] > 0.8
+
+
+def test_a_mask_with_a_class_too_many_is_refused_before_the_model_runs(tmp_path, monkeypatch):
+    def never(*_):
+        raise AssertionError("the model ran")
+
+    monkeypatch.setattr("eval.hummingbird.features.Extractor.__call__", never)
+    folders = {"train_folders": write_pairs(tmp_path / "a", 0, top=3), "val_folders": write_pairs(tmp_path / "b", 1)}
+    with pytest.raises(UserError, match=r"0\.png.*3"):
+        run(Config(**SMALL, **folders, classes=("dark", "odd", "bright"), out=tmp_path / "record.json"))
+
+
+def test_a_mask_of_another_size_is_refused_before_the_model_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.hummingbird.features.Extractor.__call__", lambda *_: pytest.fail("the model ran"))
+    folders = {"train_folders": write_pairs(tmp_path / "a", 0), "val_folders": write_pairs(tmp_path / "b", 1)}
+    Image.new("L", (49, 40)).save(tmp_path / "a" / "masks" / "2.png")
+    with pytest.raises(UserError, match=r"2\.png"):
+        run(Config(**SMALL, **folders, classes=("dark", "odd", "bright"), out=tmp_path / "record.json"))
 
 
 def test_the_seed_chooses_another_bank(done, tmp_path):
@@ -141,6 +185,7 @@ def test_mistakes_end_in_one_sentence(changes, message, tmp_path):
         ({"batch": 0}, "--batch must be at least 1, got 0"),
         ({"beta": -1.0}, "beta must be above 0"),
         ({"model_kwargs": "[]"}, "must be a JSON object"),
+        ({"val_folders": ("a", "b")}, "go together"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_refused(changes, message):

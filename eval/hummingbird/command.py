@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from eval.hummingbird.ranks import rank
 from eval.hummingbird.search import FaissExact, FaissIvfPq, TorchExact
 from eval.hummingbird.tasks import Segmentation
 from timm_locat.data.scenes import ComposedScenes
+from timm_locat.data.segmentation import SEGMENTATION, load_segmentation
 from timm_locat.errors import UserError, require
 from timm_locat.memory import resident_peak
 from timm_locat.models import parse_kwargs
@@ -42,7 +44,22 @@ class Config:
     model: Annotated[str, tyro.conf.arg(metavar="NAME")]
     """Any timm model name, `local-dir:FOLDER` or `hf-hub:OWNER/NAME`; or `raw-pixels:P` for pixels of P x P patches."""
     data: Annotated[str, tyro.conf.arg(metavar="DATASET")] = COMPOSED
-    """Data set; `composed` are the scenes that the package makes."""
+    """A segmentation set by name, such as voc or ade20k; a parquet file or folder, or `owner/name` of the Hub;
+    `composed` are scenes that the package makes."""
+    root: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Where the files of a set known by name are."""
+    splits: tuple[str, str] = ("train", "val")
+    """Split of the bank, and of the queries."""
+    train_folders: Annotated[tuple[Path, Path] | None, tyro.conf.arg(metavar="IMAGES MASKS")] = None
+    """Instead of --data: a folder of images and one of masks for the bank."""
+    val_folders: Annotated[tuple[Path, Path] | None, tyro.conf.arg(metavar="IMAGES MASKS")] = None
+    """The same for the queries."""
+    classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Class names in the order of their labels; sets known by name have their own."""
+    ignore_index: int = 255
+    """Label of pixels that do not count, for sets that are not known by name."""
+    skip_check: bool = False
+    """Do not read all images and masks once before the model runs; mistakes then show when they are met."""
     scenes: tuple[int, int] = (200, 50)
     """Composed scenes for the bank, and for the queries."""
     protocol: Literal["hbird", "ohe-2.0", "locatvit", "dip", "capi-knn"] = "hbird"
@@ -101,10 +118,19 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name} must be at least {least}, got {value}")
+        if (self.train_folders is None) != (self.val_folders is None):
+            raise ValueError("--train-folders and --val-folders go together; give both")
         for text in (*self.bank_sizes, *([] if self.bank_size is None else [self.bank_size])):
             parse_size(text)
         parse_kwargs(self.model_kwargs, "--model-kwargs")
         self.settings()
+
+    @property
+    def data_name(self) -> str:
+        """What the data are called in the report and in file names."""
+        if self.train_folders is not None:
+            return str(self.train_folders[0])
+        return self.data if self.root is None else f"{self.data} in {self.root}"
 
     def settings(self) -> Protocol:
         """The protocol with what this command line changes."""
@@ -130,8 +156,15 @@ def parse_size(text: str) -> int | None:
 
 def open_data(config: Config, protocol: Protocol) -> tuple[Any, Any, int | None]:
     """Training and validation images with masks, and the label that does not count."""
-    if config.data != COMPOSED:
-        raise UserError(f"there is no data set {config.data!r} here; use {COMPOSED}")
+    if config.train_folders is not None or config.data != COMPOSED or config.root is not None:
+        places = (config.train_folders, config.val_folders) if config.train_folders else (config.data, config.data)
+        options: dict[str, Any] = {"root": config.root}
+        if config.train_folders or config.data not in SEGMENTATION:
+            options |= {"classes": config.classes or None, "ignore_index": config.ignore_index}
+        train, val = (
+            load_segmentation(place, split, **options) for place, split in zip(places, config.splits, strict=True)
+        )
+        return train, val, train.ignore_index
     height, width = protocol.img_size
     train, val = (
         ComposedScenes(split=split, length=length, size=(height, width))
@@ -176,6 +209,9 @@ def measure(config: Config, protocol: Protocol) -> tuple[dict[str, Any], Callabl
         ModelSource(data, extractor, batch=config.batch, workers=config.workers) for data in (train_data, val_data)
     )
     task = Segmentation(protocol, train_data.classes, ignore_index)
+    if not config.skip_check and config.data_name != COMPOSED:
+        for source in (val, train):
+            source.check(task, bar)
     sizes = [parse_size(text) for text in config.bank_sizes]
     setup = make_setup(config, protocol)
     results, found = evaluate(
@@ -210,8 +246,9 @@ def weights_name(config: Config) -> str:
 
 def file_name(config: Config, protocol: Protocol) -> str:
     """Name of the record: model, data and protocol with its hash, and what else is not at its default."""
-    words = [RECORD.replace("/", "-"), config.model.replace("/", "-").replace(":", "-"), config.data.replace("/", "-")]
+    words = [RECORD, config.model, config.data_name]
     words.append(f"{config.protocol}-{protocol.hash}")
+    words = [re.sub(r"[^\w.+-]+", "-", word) for word in words]
     words += ["untrained"] if config.untrained else []
     words += [config.engine] if config.engine != "torch" else []
     default = {field: Config.__dataclass_fields__[field].default for field in CHOICES}
@@ -225,7 +262,7 @@ def report(config: Config, protocol: Protocol, results: dict[str, Any]) -> str:
     """The results as a person reads them."""
     grid, images = results["grid"], results["images"]
     lines = [
-        f"{config.model} on {config.data}: protocol {config.protocol}, hash {protocol.hash}",
+        f"{config.model} on {config.data_name}: protocol {config.protocol}, hash {protocol.hash}",
         f"{images['bank']} images in the bank ({results['rows']:,} rows), {images['queries']} as queries, "
         f"grid {grid[0]}x{grid[1]}, k = {protocol.k}, beta = {protocol.beta:g}, engine {config.engine}",
         "",
@@ -256,7 +293,7 @@ def markdown_row(config: Config, results: dict[str, Any]) -> str:
     """The result as a row of a table: model, data, protocol with hash, rows, mIoU, ceiling."""
     cells = [
         f"`{config.model}`",
-        config.data,
+        config.data_name,
         f"{config.protocol} `{results['protocol_hash']}`",
         f"{results['rows']:,}",
         f"{100 * results['miou']:.1f}",

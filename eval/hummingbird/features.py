@@ -1,11 +1,12 @@
 """Maps of features from any timm model, or from the pixels themselves, over a data set of images and masks."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import timm
 import torch
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, resolve_model_data_config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -106,6 +107,29 @@ def _raw_pixels(name: str, size: tuple[int, int]) -> nn.Module:
     return nn.PixelUnshuffle(int(text))
 
 
+def _read(data: Any, place: int) -> tuple[Image.Image, Tensor]:
+    image, mask = data[place]
+    if (image.height, image.width) != tuple(mask.shape):
+        raise UserError(
+            f"image {data.source(place)} is {image.height}x{image.width} and its mask "
+            f"{mask.shape[0]}x{mask.shape[1]}; they must have one size"
+        )
+    return image, mask
+
+
+class _Masks(Dataset[Tensor]):
+    """Masks as they are, their images read and of the same size."""
+
+    def __init__(self, data: Any, order: list[int]) -> None:
+        self.data, self.order = data, order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return _read(self.data, self.order[index])[1]
+
+
 class _Prepared(Dataset[tuple[int, Tensor, Tensor]]):
     """Images resized or cropped to one size, in 0..1, with their masks."""
 
@@ -117,12 +141,7 @@ class _Prepared(Dataset[tuple[int, Tensor, Tensor]]):
 
     def __getitem__(self, place: int) -> tuple[int, Tensor, Tensor]:
         index = self.indices[place]
-        image, mask = self.data[self.order[index]]
-        if (image.height, image.width) != tuple(mask.shape):
-            raise UserError(
-                f"image {self.data.source(self.order[index])} is {image.height}x{image.width} and its mask "
-                f"{mask.shape[0]}x{mask.shape[1]}; they must have one size"
-            )
+        image, mask = _read(self.data, self.order[index])
         pair = F.to_dtype(F.to_image(image), torch.float32, scale=True), tv_tensors.Mask(mask)
         transform = _changes(self.protocol, self.protocol.augment and self.epoch is not None)
         # The draws belong to the image and the pass, whatever process or worker makes them.
@@ -177,6 +196,12 @@ class ModelSource:
     def masks(self, indices: Sequence[int]) -> Iterator[Tensor]:
         for _, _, masks in self._load(indices, None, 1):
             yield masks[0]
+
+    def check(self, task: Any, progress: Callable[[Any, str], Any]) -> None:
+        """Read every image and mask once, and refuse what the evaluation would refuse hours later."""
+        pairs = DataLoader(_Masks(self.data, self.order), None, num_workers=self.workers)
+        for index, mask in enumerate(progress(pairs, "check of images and masks")):
+            task.check(mask, self.name(index))
 
     def picture(self, index: int, epoch: int | None) -> tuple[Tensor, Tensor]:
         """(3, height, width) image in 0..1 and its mask, as the features saw them."""
