@@ -23,10 +23,12 @@ def test_these_names_are_registered():
         "locatjumbo_base",
         "locatjumbo_tiny",
         "locatvit_base",
+        "locatvit_base_reg4",
         "locatvit_compact_patch4_32",
         "locatvit_compact_patch8_64",
         "locatvit_small",
         "locatvit_tiny",
+        "locatvit_tiny_reg4",
         "vit_compact_patch4_32",
         "vit_compact_patch8_64",
     ]

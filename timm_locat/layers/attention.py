@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from timm_locat.layers.gaussian import GaussianBias, GaussianGrid, add_gaussian, gaussian_mask
 
-__all__ = ["GaussianAttention", "GaussianBlock"]
+__all__ = ["GaussianAttention", "GaussianBlock", "GridlessBlock", "fused_gaussian_attention"]
 
 
 class GaussianAttention(Attention):
@@ -184,3 +184,16 @@ class GaussianBlock(Block):
             raise ValueError("GaussianBlock needs the positions of the patches: pass grid=gaussian_grid(...)")
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), grid, attn_mask=attn_mask, is_causal=is_causal)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+class GridlessBlock(Block):
+    """timm's `Block` among `GaussianBlock`s: takes the positions and makes nothing of them."""
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: GaussianGrid | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)

@@ -22,7 +22,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from timm.layers import register_notrace_function
+from timm.layers import register_notrace_function, trunc_normal_
 from torch import Tensor, nn
 
 __all__ = ["GaussianBias", "GaussianGrid", "add_gaussian", "gaussian_grid", "gaussian_mask"]
@@ -48,6 +48,11 @@ class GaussianGrid(NamedTuple):
     """Factor on the variance: shortest side of this grid over shortest side of the initial one."""
     eps: float
     """Added to the variance; patches squared."""
+
+
+GATE_UNIT = 8.0
+"""What the stored gate is multiplied with: Adam moves a parameter by about the learning rate a step, and a few hundred
+steps of fine-tuning at 1e-3 have to take the strength from nothing to where the paper's starts. Our choice."""
 
 
 @torch.fx.wrap
@@ -131,12 +136,29 @@ class GaussianBias(nn.Module):
 
     Args:
         head_dim: Size D of one head's query.
+        gate: None is the paper's layer. A number adds one learned factor on the strength, which starts at that number:
+            next to zero, a trained model changes by next to nothing when it gets the layer, and softplus is not
+            saturated, so the strength can still grow quickly. Our addition, as in ReZero (arXiv:2003.04887).
     """
 
-    def __init__(self, head_dim: int, *, device=None, dtype=None) -> None:
+    def __init__(self, head_dim: int, *, gate: float | None = None, device=None, dtype=None) -> None:
         super().__init__()
         self.log_var = nn.Linear(head_dim, 2, device=device, dtype=dtype)
         self.log_alpha = nn.Linear(head_dim, 1, device=device, dtype=dtype)
+        self.gate_start = gate
+        if gate is None:
+            self.register_parameter("gate", None)
+        else:
+            self.gate = nn.Parameter(torch.full((1,), gate / GATE_UNIT, device=device, dtype=dtype))
+
+    @torch.jit.ignore
+    def reset_parameters(self) -> None:
+        """The weights that a timm ViT would give the two maps, and the gate's own start."""
+        for linear in (self.log_var, self.log_alpha):
+            trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        if self.gate is not None:
+            nn.init.constant_(self.gate, self.gate_start / GATE_UNIT)
 
     def _shape(self, q: Tensor, grid: GaussianGrid) -> tuple[Tensor, Tensor]:
         """(B, h, K, 1) strength, and (B, h, K, 2) inverse variance along rows and columns."""
@@ -147,7 +169,10 @@ class GaussianBias(nn.Module):
         raw = at_least_float32(nn.functional.linear(q, weight, bias))
         shift = math.log(grid.max_var - 1.0) if grid.max_var > 2.0 else 0.0
         inv = 1.0 / (torch.sigmoid(raw[..., :2] - shift) * (grid.max_var * grid.var_scale) + grid.eps)
-        return nn.functional.softplus(raw[..., 2:]), inv
+        alpha = nn.functional.softplus(raw[..., 2:])
+        if self.gate is not None:
+            alpha = alpha * (at_least_float32(self.gate) * GATE_UNIT)
+        return alpha, inv
 
     @torch.jit.ignore
     def gaussians(self, q: Tensor, grid: GaussianGrid) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,6 +40,9 @@ def dense_features(
             "use 'before_prr'"
         )
     tokens = model.forward_features(x)
+    if tokens.ndim == 4:  # a Swin: (B, H, W, C), and patches only
+        patches = tokens.flatten(1, 2)
+        return refine(patches, patches).view_as(tokens).permute(0, 3, 1, 2).contiguous()
     patches = refine(tokens, tokens)[:, model.num_prefix_tokens :]
     height, width = model.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
     return patches.transpose(1, 2).unflatten(2, (height, width)).contiguous()

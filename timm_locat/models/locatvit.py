@@ -18,7 +18,7 @@ from timm.models import checkpoint, generate_default_cfgs
 from timm.models._features import feature_take_indices  # timm has no public name for it
 from timm.models.vision_transformer import Block, VisionTransformer, global_pool_nlc
 from timm.models.vision_transformer import checkpoint_filter_fn as vit_checkpoint_filter_fn
-from torch import Tensor
+from torch import Tensor, nn
 
 from timm_locat.layers import GaussianAttention, GaussianBlock, GaussianGrid, PatchRefinement, gaussian_grid
 from timm_locat.models._build import build_vit, check_img_size, register_model
@@ -119,6 +119,16 @@ class LocAtViT(VisionTransformer):
         if self.global_pool == "prr" and global_pool not in (None, "prr"):
             self.pool_include_prefix = self._pool_include_prefix
         super().reset_classifier(num_classes, global_pool)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Keep what the chosen blocks need, as timm does; without a head, PRR goes with it."""
+        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if prune_head:
+            self.prr = False
+            self.refine = PatchRefinement(self.refine.num_heads)
+        return taken
 
     def _embed(self, x: Tensor) -> tuple[Tensor, GaussianGrid | None]:
         """Tokens that enter the first block, and the positions of the patches among them (None without GAug)."""
@@ -233,16 +243,27 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -
     `pretrained_cfg` do. Unless the model was built with an explicit `gaug_grid`, it takes over that grid.
     """
     out = vit_checkpoint_filter_fn(state_dict, model)
+    adopt_trained_grid(model, state_dict, out)
+    return out
+
+
+def adopt_trained_grid(model: nn.Module, state_dict: dict[str, Any], fitted: dict[str, Tensor]) -> None:
+    """Let a model with GAug take over the grid of a checkpoint, unless it was built with one.
+
+    Args:
+        model: A ViT-like model.
+        state_dict: The checkpoint as it was read.
+        fitted: The same, fitted to the model.
+    """
     if getattr(model, "gaug", False) and not model._gaug_grid_given:
         source = state_dict.get("model", state_dict)
         source = source.get("state_dict", source)
         grid = trained_grid(source, model)
-        if grid is not None and any(".gaug." in key for key in out):
+        if grid is not None and any(".gaug." in key for key in fitted):
             model.set_gaug_grid(grid)
-    return out
 
 
-def trained_grid(state_dict: dict[str, Tensor], model: VisionTransformer) -> tuple[int, int] | None:
+def trained_grid(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[int, int] | None:
     """Patch grid that a checkpoint was trained on, or None where its size is not known for certain."""
     args = getattr(model, "pretrained_model_args", {})
     if args.get("gaug_grid") is not None:
@@ -287,6 +308,8 @@ default_cfgs = generate_default_cfgs(
         "locatvit_tiny.in1k": _cfg(hf_hub_id="sinahmr/locatvit_tiny"),
         "locatvit_small.untrained": _cfg(),
         "locatvit_base.in1k": _cfg(hf_hub_id="sinahmr/locatvit_base"),
+        "locatvit_tiny_reg4.untrained": _cfg(),
+        "locatvit_base_reg4.untrained": _cfg(),
     }
 )
 
@@ -315,3 +338,21 @@ def locatvit_base(pretrained: bool = False, **kwargs) -> LocAtViT:
     """LocAtViT-B/16 at 224: 12 blocks, width 768, 12 heads; 86.6 M parameters."""
     model_args = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12)
     return create_locatvit("locatvit_base", pretrained, **dict(model_args, **kwargs))
+
+
+# The paper's code has registers as an argument only and does not tell how many its results used: names and the count
+# of four (that of arXiv:2309.16588) are our choice.
+
+
+@register_model
+def locatvit_tiny_reg4(pretrained: bool = False, **kwargs) -> LocAtViT:
+    """LocAtViT-Ti/16 at 224 with four registers. No published weights."""
+    model_args = dict(patch_size=16, embed_dim=192, depth=12, num_heads=3, reg_tokens=4)
+    return create_locatvit("locatvit_tiny_reg4", pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def locatvit_base_reg4(pretrained: bool = False, **kwargs) -> LocAtViT:
+    """LocAtViT-B/16 at 224 with four registers. No published weights."""
+    model_args = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12, reg_tokens=4)
+    return create_locatvit("locatvit_base_reg4", pretrained, **dict(model_args, **kwargs))
