@@ -31,6 +31,7 @@ from timm_locat.layers.positional import (
     sincos_positions,
 )
 from timm_locat.models._build import build_vit, check_img_size, register_model
+from timm_locat.models.weights import shipped
 
 __all__ = ["PosAttnViT", "checkpoint_filter_fn"]
 
@@ -412,7 +413,7 @@ default_cfgs = generate_default_cfgs(
         "vit_posattn_small_patch16_224.untrained": _cfg(),
         "vit_posattn_base_patch16_224.untrained": _cfg(),
         "vit_posattn_patch4_32.untrained": _cfg(**_SMALL),
-        "vit_posattn_compact_patch4_32.untrained": _cfg(**_SMALL),
+        "vit_posattn_compact_patch4_32.fashion_mnist": _cfg(**{**_SMALL, **shipped("vit_posattn_compact_patch4_32")}),
     }
 )
 
