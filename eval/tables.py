@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 
 from timm_locat.errors import UserError
+from timm_locat.locality import chance_recall
 from timm_locat.record import atomic_write, read_record
-from timm_locat.study.results import interval
+from timm_locat.study.results import interval, precision_name
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
@@ -116,6 +118,28 @@ def study_table(records: Sequence[dict[str, Any]]) -> str:
     return markdown([*head, "mean distance", "mean entropy"], rows)
 
 
+def positional_table(records: Sequence[dict[str, Any]]) -> str:
+    """Plain, positional and permuted runs of the study `embedded`, with the recall of true neighbours."""
+    rows = []
+    for condition in ("plain", "posattn", "permuted"):
+        runs = [r["results"] for r in records if r.get("recipe") == f"{STUDY}{condition}"]
+        measured = [r for r in records if f"__{condition}__" in r["config"]["model"]]
+        recalls = [np.asarray(r["results"]["values"]["neighbourhood_recall"], float) for r in measured]
+        chance = {f"{chance_recall(r['results']['grids'][0]):.3f}" for r in measured}
+        rows.append(
+            [
+                f"`{condition}`",
+                str(len(runs)),
+                " and ".join(sorted({precision_name(run["mixed_precision"]) for run in runs})),
+                interval([run["test_accuracy"] for run in runs]).text(1),
+                *([interval([f(r) for r in recalls]).text() if recalls else "" for f in (np.mean, np.max)]),
+                ", ".join(chance),
+            ]
+        )
+    head = ["condition", "seeds", "precision", "test accuracy (%)", "recall, mean of heads", "recall, best head"]
+    return markdown([*head, "chance"], rows)
+
+
 def theory_association_table(records: Sequence[dict[str, Any]]) -> str:
     """One row per measure of the association run."""
     rows = []
@@ -195,6 +219,7 @@ def augment_table(records: Sequence[dict[str, Any]]) -> str:
 TABLES = {
     "train": ("train/", train_table),
     "study": ("train/", study_table),
+    "positional": (("train/", "locality/"), positional_table),
     "speed": ("speed/", speed_table),
     "augment-speed": ("augment-speed/", augment_table),
     "locality-speed": ("locality-speed/", locality_speed_table),
