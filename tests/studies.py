@@ -55,7 +55,7 @@ def fake_study(out: Path, settings: Settings, numbers) -> Path:
         after.save(folder / "locality" / "update_0000010.json")
         results = {"test_accuracy": accuracy, "train_accuracy": 50.0, "train_images": 40, "test_images": 20}
         results |= {"image_passes": 40, "seconds": 2.0, "locality": after.summary()}
-        results["mixed_precision"] = cell.config.mixed_precision
+        results |= {"mixed_precision": cell.config.mixed_precision, "test_top5": 99.0, "parameters": 1234}
         own = {"results": results, "config": plain_json(cell.config), "seed": cell.seed}
         own |= {"recipe": f"study {cell.condition}"}
         if first is None:  # asking git for the commit takes longer than all the rest

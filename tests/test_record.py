@@ -106,7 +106,7 @@ def test_a_broken_record_is_one_sentence(tmp_path, content, sentence):
 def test_a_field_of_the_wrong_type_is_named(tmp_path):
     record = write(tmp_path / "run.json") | {"seed": "zero"}
     (tmp_path / "run.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match="seed must be int or null, got 'zero'"):
+    with pytest.raises(UserError, match="seed must be int or list or null, got 'zero'"):
         read_record(tmp_path / "run.json")
 
 

@@ -186,9 +186,11 @@ def test_the_best_seed_is_shipped_in_half_precision(embedded, tmp_path):
         assert shipped.keys() == trained.keys()
         for key, value in trained.items():
             assert shipped[key].dtype == torch.float16 and torch.equal(shipped[key], value.half())
-        assert read_record(tmp_path / "weights" / f"{name}.json") == row.record
+        seeds = {"accuracy_of_all_seeds": [70.0, 71.0]}
+        assert read_record(tmp_path / "weights" / f"{name}.json") == row.record | seeds
         card = (tmp_path / "cards" / f"{name}.md").read_text()
-        assert "Test accuracy 71.0 %" in card and "best of 2 seeds" in card and "whose mean is 70.5 ± 6.4 %" in card
+        assert "| 71.0 | 99.0 | 1 |" in card
+        assert "best of 2 seeds" in card and "mean 70.5 %, from 70.0 to 71.0 %" in card
 
 
 def test_weights_of_other_classes_are_not_shipped(embedded, tmp_path):
