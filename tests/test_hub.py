@@ -11,10 +11,11 @@ import pytest
 import timm
 import torch
 from fake_hub import FakeHub, http_error
+from huggingface_hub import ModelCard
 
 from timm_locat.errors import UserError
 from timm_locat.hub import __main__ as command_line
-from timm_locat.hub import export, package, pull, push, remote, verify, write_card
+from timm_locat.hub import export, model_card, package, pull, push, remote, verify, write_card
 from timm_locat.hub.contents import CARD, CONFIG, FILES, PROBE, RECORD, WEIGHTS, load_folder
 from timm_locat.hub.probe import check_probe
 from timm_locat.record import write_record
@@ -359,3 +360,52 @@ def test_every_subcommand_tells_what_it_did(tmp_path, hub, monkeypatch, capsys):
     assert "record: train/v1" in run(["verify", REPO], monkeypatch, capsys)
     assert "README.md" in run(["card", tmp_path / "got", "--repo-id", REPO], monkeypatch, capsys)
     assert f"hf-hub:{REPO}" in (tmp_path / "got" / CARD).read_text()
+
+
+# A card
+
+
+def described(name, **config):
+    """A card of a run on this data set."""
+    record = dict(
+        protocol="train/v1",
+        results=dict(test_accuracy=61.25, test_top5=98.5, test_images=10, train_images=20, image_passes=40)
+        | dict(parameters=1_234, seconds=120.0, mixed_precision="no"),
+        config=dict(model="x", data=dict(name=name, protocol="none"), pretrained=False)
+        | dict(epochs=4, global_batch_size=25, peak_lr=1e-3, weight_decay=0.05),
+        **dict(command="python -m x", seed=0, commit="abc", machine=dict(cuda=None, cores=2)),
+    )
+    return model_card(
+        dict(architecture="locatvit_tiny", num_classes=2) | config, record, load=f"hf-hub:{REPO}", repo_id=REPO
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "datasets", "shown"),
+    [
+        ("/home/me/secret/pets", None, "pets"),
+        ("timm/oxford-iiit-pet", ["timm/oxford-iiit-pet"], "timm/oxford-iiit-pet"),
+        ("fashion_mnist", ["zalando-datasets/fashion_mnist"], "fashion_mnist"),
+    ],
+)
+def test_a_card_names_the_data_and_no_path(name, datasets, shown):
+    text = described(name)
+    data = ModelCard(text).data
+    assert data.datasets == datasets and data.eval_results[0].dataset_name == shown
+    assert "secret" not in text and f"`{shown}` test" in text and "float32" in text
+
+
+def test_a_card_marks_the_papers_number_as_the_papers():
+    text = described("imagenet1k")
+    assert "reports 73.94 % top-1 on ImageNet-1k. That is the paper's number, not one of ours." in text
+    assert ModelCard(text).data.eval_results[0].metric_value == 61.25 and len(ModelCard(text).data.eval_results) == 1
+
+
+def test_a_model_without_a_record_claims_nothing():
+    text = model_card(dict(architecture="locatvit_tiny", num_classes=2), None, load="locatvit_tiny")
+    assert "None were recorded." in text and ModelCard(text).data.eval_results is None
+    assert ModelCard(text).data.license == "mit"
+
+
+def test_a_fine_tuned_model_names_what_it_started_from(exported):
+    assert ModelCard.load(exported / CARD).data.base_model == "someone/start"

@@ -5,14 +5,18 @@ import os
 import sys
 import types
 
+import huggingface_hub
 import pytest
 import timm
 import torch
 from accelerate import Accelerator
+from fake_hub import FakeHub, http_error
 from training_runs import Killed, config, easy_folder, kill_after, rows, same, weights
 
 from timm_locat.data import permute_patches
-from timm_locat.errors import MissingExtra
+from timm_locat.errors import MissingExtra, UserError
+from timm_locat.hub import remote
+from timm_locat.hub.contents import FILES
 from timm_locat.record import read_record
 from timm_locat.train.bare import BareLoop
 from timm_locat.train.checkpoint import load_checkpoint
@@ -138,3 +142,31 @@ def test_permuted_patches_are_permuted_in_training_and_testing_alike(folder, tmp
     expected = permute_patches(plain.prepare(images), order, (4, 4))
     assert torch.equal(trainer.prepare(images), expected) and not torch.equal(expected, plain.prepare(images))
     assert not torch.equal(order, patch_order(16, 4))
+
+
+def test_a_finished_run_is_published_in_one_commit(folder, tmp_path, monkeypatch):
+    hub = FakeHub(tmp_path / "cache")
+    monkeypatch.setattr(remote, "hub_api", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "token")
+    train(config(folder, tmp_path / "run", push_to_hub="someone/model"))
+    assert set(hub._files("someone/model", None)[1]) == {".gitattributes", *FILES}
+    assert hub.calls == ["create_repo", "model_info", "create_commit"]
+
+
+def test_a_run_that_cannot_be_published_is_complete_all_the_same(folder, tmp_path, monkeypatch):
+    hub = FakeHub(tmp_path / "cache")
+    hub.fail["create_repo"] = [http_error(403)]
+    monkeypatch.setattr(remote, "hub_api", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "token")
+    with pytest.raises(UserError, match=r"is complete, but cannot push .*python -m timm_locat\.hub push"):
+        train(config(folder, tmp_path / "run", push_to_hub="someone/model"))
+    assert (tmp_path / "run" / "record.json").exists() and (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_publishing_without_a_token_is_refused_before_training(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(UserError, match="hf auth login"):
+        train(config(folder, tmp_path / "run", push_to_hub="someone/model"))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="owner/name"):
+        config(folder, tmp_path, push_to_hub="model")

@@ -116,6 +116,8 @@ class TrainConfig:
     readable one of the set stands in for it."""
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
     """Where to send the numbers of the run, besides `metrics.csv`."""
+    push_to_hub: str | None = None
+    """Publish the finished run as this `owner/name` on the Hugging Face Hub."""
     compare_bare: bool = False
     """Time forward and backward passes alone in between, and report the speed of the run as a share of theirs."""
     record_locality: str | None = None
@@ -146,6 +148,8 @@ class TrainConfig:
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         if self.skip_broken < 0:
             raise ValueError(f"skip_broken must be 0 or more, got {self.skip_broken}")
+        if self.push_to_hub is not None and self.push_to_hub.count("/") != 1:
+            raise ValueError(f"push_to_hub must read owner/name, got {self.push_to_hub!r}")
         for name in ("layer_decay", "ema_decay"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

@@ -34,6 +34,7 @@ from timm_locat.train.course import Course
 from timm_locat.train.feed import Feed
 from timm_locat.train.finish import finish
 from timm_locat.train.launched import check_processes, choose_threads
+from timm_locat.train.publish import check_publishing, publish
 from timm_locat.train.run_folder import check_same_run, choose_folder, counted, describe, to_csv
 from timm_locat.train.samples import (
     BatchPlan,
@@ -94,6 +95,7 @@ class Trainer:
         self.recipe = recipe
         self.stop = StopRequest()
         check_tracker(config)
+        check_publishing(config)
         self.accelerator = new_accelerator(config)
         self.is_main = self.accelerator.is_main_process
         self.device = self.accelerator.device
@@ -281,6 +283,7 @@ class Trainer:
                 self.save()
         results = finish(self, tested or self.evaluate(), time.perf_counter() - start)
         self.accelerator.end_training()
+        publish(self)
         return results
 
     def _train_epoch(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ COLUMNS = (
 `peak_memory_mib` is the most that any process has held, tensors on CUDA and resident memory on a CPU."""
 
 FREE_TO_CHANGE = (
-    *("out", "resume", "checkpoint_every", "show_batch", "compare_bare", "skip_broken", "tracker"),
+    *("out", "resume", "checkpoint_every", "show_batch", "compare_bare", "skip_broken", "tracker", "push_to_hub"),
     *("data.root", "data.workers", "data.in_memory"),
 )
 """Settings that may differ from those of the run that is continued: they change nothing that it computes."""
