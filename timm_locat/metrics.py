@@ -1,4 +1,4 @@
-"""Scores of label maps: pure functions of tensors that training and evaluation share."""
+"""Scores of label maps and of features: pure functions of tensors that training and evaluation share."""
 
 from typing import Literal
 
@@ -7,7 +7,18 @@ from torch import Tensor
 
 from timm_locat.errors import require
 
-__all__ = ["Average", "Match", "class_iou", "classes_present", "confusion", "matched", "mean_iou", "pixel_accuracy"]
+__all__ = [
+    "Average",
+    "Match",
+    "class_iou",
+    "classes_present",
+    "confusion",
+    "effective_rank",
+    "knn_votes",
+    "matched",
+    "mean_iou",
+    "pixel_accuracy",
+]
 
 Average = Literal["present", "finite", "all"]
 Match = Literal["identity", "hungarian"]
@@ -88,3 +99,37 @@ def mean_iou(matrix: Tensor, average: Average = "present", match: Match = "ident
     if average == "all":
         return iou.nan_to_num(0.0).mean().item()
     return iou[classes_present(matrix) if average == "present" else iou.isfinite()].mean().item()
+
+
+def knn_votes(
+    bank: Tensor, labels: Tensor, queries: Tensor, num_classes: int, *, neighbours: int = 20, temperature: float = 0.07
+) -> Tensor:
+    """Class weights by the nearest neighbours: DINO's k-NN classifier (arXiv:2104.14294), exact.
+
+    Args:
+        bank: (N, C) features, none of length 0.
+        labels: int64 (N,).
+        queries: (M, C) features.
+        num_classes: K.
+        neighbours: Those of the largest cosine vote; all N where there are fewer.
+        temperature: A neighbour votes with exp(cosine / temperature).
+
+    Returns:
+        (M, K); the class is its argmax.
+    """
+    bank = torch.nn.functional.normalize(bank.float(), dim=1)
+    votes = []
+    for part in queries.float().split(1024):
+        cosines, found = (torch.nn.functional.normalize(part, dim=1) @ bank.T).topk(min(neighbours, len(bank)), dim=1)
+        weights = (cosines / temperature).exp()
+        votes.append(weights.new_zeros(len(part), num_classes).scatter_add_(1, labels[found], weights))
+    return torch.cat(votes)
+
+
+def effective_rank(features: Tensor) -> float:
+    """exp of the entropy of the singular values of (N, C) features, scaled to sum to 1 (Roy and Vetterli, 2007).
+
+    From 1 where all lie on a line through the origin, to min(N, C). Not centred: features that are all alike have 1.
+    """
+    values = torch.linalg.svdvals(features.double())
+    return torch.special.entr(values / values.sum()).sum().exp().item()

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from timm_locat._mmseg_compat import cure
 from timm_locat.errors import UserError, require
 from timm_locat.layers import GaussianBias
-from timm_locat.models import create_model, dense_features
+from timm_locat.models import create_any_size, dense_features
 
 cure()
 
@@ -167,14 +167,7 @@ class TimmViT(BaseModule):
 
 def build(model_name: str, *, pretrained: bool = False, **model_args: Any) -> nn.Module:
     """A timm model without classifier, for images of any size where its class can take them."""
-    # ViTs and Eva know the first switch, Swin the second, BEiT none.
-    for switch in ({"dynamic_img_size": True}, {"strict_img_size": False}, {}):
-        try:
-            return create_model(model_name, pretrained=pretrained, **{"num_classes": 0, **switch, **model_args})
-        except UserError as err:
-            if not switch or not isinstance(err.__cause__, TypeError) or next(iter(switch)) not in str(err.__cause__):
-                raise
-    raise AssertionError("the last try returns or raises")
+    return create_any_size(model_name, pretrained=pretrained, **{"num_classes": 0, **model_args})
 
 
 def strides(model: nn.Module) -> tuple[int, int]:

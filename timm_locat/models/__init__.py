@@ -1,7 +1,7 @@
 """Model families. Importing this registers every one of them with timm."""
 
 from timm_locat.models import jumbo, locatswin, locatvit, locatvit_rope, vit_compact, vit_posattn
-from timm_locat.models.create import create_model, parse_kwargs
+from timm_locat.models.create import create_any_size, create_model, parse_kwargs
 from timm_locat.models.features import dense_features
 from timm_locat.models.jumbo import JumboViT
 from timm_locat.models.locatswin import LocAtSwin
@@ -15,6 +15,7 @@ __all__ = [
     "LocAtSwin",
     "LocAtViT",
     "PosAttnViT",
+    "create_any_size",
     "create_model",
     "dense_features",
     "jumbo",

@@ -10,7 +10,7 @@ from torch import nn
 from timm_locat.errors import UserError
 from timm_locat.models._build import check_img_size
 
-__all__ = ["create_model", "parse_kwargs"]
+__all__ = ["create_any_size", "create_model", "parse_kwargs"]
 
 
 def parse_kwargs(text: str, flag: str) -> dict[str, Any]:
@@ -68,6 +68,22 @@ def create_model(
     if img_size is not None and hasattr(embed, "patch_size"):
         check_img_size(img_size, embed.patch_size, pad=getattr(embed, "dynamic_img_pad", False))
     return model
+
+
+def create_any_size(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """`create_model` for images of any size, where the model's class can take them.
+
+    Raises:
+        UserError: See `create_model`.
+    """
+    # ViTs and Eva know the first switch, Swin the second, BEiT none.
+    for switch in ({"dynamic_img_size": True}, {"strict_img_size": False}, {}):
+        try:
+            return create_model(name, pretrained=pretrained, **{**switch, **kwargs})
+        except UserError as err:
+            if not switch or not isinstance(err.__cause__, TypeError) or next(iter(switch)) not in str(err.__cause__):
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def own_size(name: str) -> tuple[int, int] | None:

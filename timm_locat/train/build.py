@@ -12,7 +12,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from timm_locat.data import ImageData, ImageStream, Protocol, load
-from timm_locat.models import create_model, parse_kwargs
+from timm_locat.models import create_any_size, create_model, parse_kwargs
 from timm_locat.train.config import DataConfig, TrainConfig
 from timm_locat.train.samples import Samples, input_size, native_transform
 from timm_locat.train.stream import StreamedSamples, open_samples
@@ -59,13 +59,14 @@ def build_samples(
     return protocol, open_samples(train, size, **training, **options), open_samples(test, size, **options)
 
 
-def build_model(config: TrainConfig, num_classes: int, *, fused: bool = True) -> nn.Module:
+def build_model(config: TrainConfig, num_classes: int, *, fused: bool = True, any_size: bool = False) -> nn.Module:
     """Create the model of a run.
 
     Args:
         config: Names the model and its arguments.
         num_classes: Classes of the data.
         fused: Build attention with the fused kernel where timm would.
+        any_size: Let it take images of other sizes than its own, where its class can.
 
     Raises:
         UserError: See `timm_locat.models.create_model`.
@@ -77,7 +78,8 @@ def build_model(config: TrainConfig, num_classes: int, *, fused: bool = True) ->
     was_fused = bool(use_fused_attn())
     set_fused_attn(fused and was_fused)
     try:
-        return create_model(config.model, pretrained=config.pretrained, img_size=size, **kwargs)
+        create = create_any_size if any_size else create_model
+        return create(config.model, pretrained=config.pretrained, img_size=size, **kwargs)
     finally:
         set_fused_attn(was_fused)
 

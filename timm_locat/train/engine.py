@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from timm.data import resolve_model_data_config
+from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from timm_locat.data import ImageData, ImageStream
 from timm_locat.data.show import show_batch
 from timm_locat.errors import UserError
 from timm_locat.record import atomic_write, plain_json
@@ -31,11 +33,11 @@ from timm_locat.train.build import build_model, build_optimizer, build_samples, 
 from timm_locat.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from timm_locat.train.config import TrainConfig
 from timm_locat.train.course import Course
-from timm_locat.train.feed import Feed
+from timm_locat.train.feed import Feed, MicroBatch
 from timm_locat.train.finish import finish
 from timm_locat.train.launched import check_processes, choose_threads
 from timm_locat.train.publish import check_publishing, publish
-from timm_locat.train.run_folder import check_same_run, choose_folder, counted, describe, to_csv
+from timm_locat.train.run_folder import COLUMNS, check_same_run, choose_folder, counted, describe, to_csv
 from timm_locat.train.samples import (
     BatchPlan,
     batches,
@@ -63,32 +65,42 @@ NOT_FINITE = "not_finite.pt"
 """State of a run before the update whose loss was not finite."""
 
 
-def train(config: TrainConfig, recipe: str = "run") -> dict[str, Any]:
+def train(config: TrainConfig, recipe: str = "run", trainer: "type[Trainer] | None" = None) -> dict[str, Any]:
     """Run `config` to its end and return the results that its record holds (none with `show_batch`).
 
     Args:
         config: The run.
         recipe: Its name; names the run folder when `config.out` is None.
+        trainer: What kind of training it is; None for that of a classifier.
 
     Raises:
         UserError: What the user can mend: data, model, sizes, a full disk, a loss that is not finite.
     """
     with deterministic(config.deterministic):
-        trainer = Trainer(config, recipe)
+        run = (trainer or Trainer)(config, recipe)
         if config.show_batch is not None:
-            trainer.show_batch(config.show_batch)
+            run.show_batch(config.show_batch)
             return {}
-        with trainer.stop.listen():
-            return trainer.fit()
+        with run.stop.listen():
+            return run.fit()
 
 
 class Trainer:
     """One training run, ready to go once constructed (and at its last checkpoint, if `config.resume` says so).
 
+    This is the training of a classifier. Another kind overrides what is specific to it: the model, its images, a
+    forward pass, what follows a step, what is measured.
+
     Args:
         config: The run.
         recipe: Its name.
     """
+
+    columns = COLUMNS
+    """Of `metrics.csv`."""
+    summed = ("loss", "correct", "images", "norms")
+    """What is added up in an epoch, this process's share: the last one over updates, the others over images. Every kind
+    of training begins with `loss` and ends with `images` and `norms`."""
 
     def __init__(self, config: TrainConfig, recipe: str = "run") -> None:
         self.config = config
@@ -107,8 +119,7 @@ class Trainer:
         self._open()
         self.folder = self._choose_folder() if config.show_batch is None else Path()
         self.epoch, self.update = 0, 0
-        # Loss, correct and images of the epoch so far, over this process's share; gradient norms of its updates.
-        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.sums = self._no_sums()
         self.history: list[dict[str, Any]] = []
         self.broken = Broken(config.skip_broken, self.folder if self.is_main else None)
         self.feed = Feed(
@@ -125,7 +136,7 @@ class Trainer:
             config.record_locality,
             config.epochs * self.plan.updates_per_epoch,
             folder=self.folder,
-            model=self.bare_model,
+            model=self.backbone,
             samples=self.test_samples,
             prepare=self.prepare,
             is_main=self.is_main,
@@ -140,13 +151,10 @@ class Trainer:
         # On a CPU, the fused kernel takes twice as long as plain attention in bfloat16.
         fused = not (self.device.type == "cpu" and self.accelerator.mixed_precision == "bf16")
         torch.manual_seed(seed_for(config.seed))
-        model = build_model(config, len(self.classes), fused=fused)
-        self.num_parameters = sum(p.numel() for p in model.parameters())
-        facts = resolve_model_data_config(model)
-        progress = self.is_main and sys.stderr.isatty()
-        self.protocol, self.train_samples, self.test_samples = build_samples(
-            config, model, train_set, test_set, progress=progress
-        )
+        model, self.backbone = self._build(fused)
+        self.num_parameters = sum(p.numel() for p in self.backbone.parameters())
+        facts = resolve_model_data_config(self.backbone)
+        self._open_samples(train_set, test_set, progress=self.is_main and sys.stderr.isatty())
         if is_sharded(self.accelerator) and self.test_samples.num_images is None:
             raise UserError(
                 f"nothing states how many images the streamed test split of {config.data.name} has, which sharded "
@@ -162,11 +170,11 @@ class Trainer:
         )
         self.prepare = normaliser(facts, self.device)
         if config.data.permute_patches is not None:
-            self.prepare = permuted(self.prepare, model, config.data.permute_patches)
+            self.prepare = permuted(self.prepare, self.backbone, config.data.permute_patches)
         if config.grad_checkpointing:
             model.set_grad_checkpointing(True)
         optimizer = build_optimizer(config, model)
-        self.schedule = build_schedule(config, optimizer, self.plan.updates_per_epoch)
+        self.schedule = self._build_schedule(optimizer)
         self.ema = None
         if config.ema_decay is not None:
             self.ema = ModelEmaV3(model.to(self.device), decay=config.ema_decay, use_warmup=True)
@@ -180,6 +188,24 @@ class Trainer:
         self.bare = None
         if config.compare_bare:
             self.bare = BareLoop(config.grad_accum_steps, self.model, lambda: self.accelerator.no_sync(self.wrapped))
+
+    def _build(self, fused: bool) -> tuple[nn.Module, nn.Module]:
+        """What is trained; and the timm model that says how its images look, is measured, and is exported."""
+        model = build_model(self.config, len(self.classes), fused=fused)
+        return model, model
+
+    def _open_samples(self, train: ImageData | ImageStream, test: ImageData | ImageStream, *, progress: bool) -> None:
+        """Set `protocol`, `train_samples` and `test_samples`."""
+        self.protocol, self.train_samples, self.test_samples = build_samples(
+            self.config, self.backbone, train, test, progress=progress
+        )
+
+    def _build_schedule(self, optimizer: torch.optim.Optimizer) -> Scheduler:
+        """What sets the learning rate before each update."""
+        return build_schedule(self.config, optimizer, self.plan.updates_per_epoch)
+
+    def _no_sums(self) -> Tensor:
+        return torch.zeros(len(self.summed), dtype=torch.float64, device=self.device)
 
     def _choose_folder(self) -> Path:
         """The run folder: as asked for, or a new one; the main process decides for all."""
@@ -238,9 +264,7 @@ class Trainer:
                 f"{self.folder} holds a run in precision {state['precision']!r}, and here it would go on in "
                 f"{precision!r}: go on where it began, or say accelerate launch --mixed_precision {state['precision']}"
             )
-        load_states(self.accelerator, self.bare_model, self.optimizer, (state["model"], state["optimizer"]))
-        if self.ema is not None:
-            self.ema.module.load_state_dict(state["ema"])
+        self._load(state)
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.epoch, self.update, self.history = state["epoch"], state["update"], state["history"]
@@ -248,6 +272,12 @@ class Trainer:
         if self.is_main:  # the sums of all processes, so that adding up counts them once
             self.sums += state["sums"].to(self.device)
         self.log(f"going on in {self.folder} at epoch {self.epoch + 1}, update {self.update + 1}")
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Take over the weights of a checkpoint, and what goes with them."""
+        load_states(self.accelerator, self.bare_model, self.optimizer, (state["model"], state["optimizer"]))
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"])
 
     def log(self, text: str) -> None:
         if self.is_main:
@@ -272,16 +302,15 @@ class Trainer:
             last = self.epoch == config.epochs
             if last or self.epoch % config.eval_every == 0:
                 tested = self.evaluate()
-                row |= {f"test_{name}": tested[name] for name in ("loss", "accuracy")}
-                row["ema_accuracy"] = tested.get("ema_accuracy")
+                row |= self._tested(tested)
             self.history.append(row)
-            self.log(describe(row, config.epochs))
+            self.log(self._describe(row))
             self._track(row)
             if self.is_main:
-                atomic_write(self.folder / "metrics.csv", to_csv(self.history))
+                atomic_write(self.folder / "metrics.csv", to_csv(self.history, self.columns))
             if last or self.epoch % config.checkpoint_every == 0:
                 self.save()
-        results = finish(self, tested or self.evaluate(), time.perf_counter() - start)
+        results = self._finish(tested or self.evaluate(), time.perf_counter() - start)
         self.accelerator.end_training()
         publish(self)
         return results
@@ -310,22 +339,20 @@ class Trainer:
                     start += self.bare.after(self.update, time.perf_counter() - began, images)
                     self.optimizer.zero_grad()
                 self.update += 1
-                start += self.course.visit(self.epoch * plan.updates_per_epoch + self.update)
+                start += self.course.visit(self.updates_done)
                 bar.update()
                 if self.update % 10 == 0 or self.update == plan.updates_per_epoch:
                     self._show(bar, (self.update - first) / (time.perf_counter() - start))
                 self._stop_if_asked()
         seconds = time.perf_counter() - start
-        loss, correct, images, norms = self.accelerator.reduce(self.sums, reduction="sum").tolist()
+        sums = self.accelerator.reduce(self.sums, reduction="sum").tolist()
+        sums = dict(zip(self.summed, sums, strict=True))
         row = {
+            **dict.fromkeys(self.columns),
             "epoch": self.epoch + 1,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "train_loss": loss / images,
-            "train_accuracy": 100 * correct / images,
-            "test_loss": None,
-            "test_accuracy": None,
-            "ema_accuracy": None,
-            "grad_norm": norms / (plan.updates_per_epoch * self.processes),
+            **self._trained(sums),
+            "grad_norm": sums["norms"] / (plan.updates_per_epoch * self.processes),
             "images_per_second": (self.update - first) * config.global_batch_size / seconds,
             "seconds": seconds,
             "data_seconds": self.feed.waited,
@@ -338,35 +365,79 @@ class Trainer:
     def _train_update(self) -> Tensor:
         """One optimizer step over `grad_accum_steps` micro-batches; returns the normalised images of the last one."""
         config = self.config
-        self.schedule.step_update(self.epoch * self.plan.updates_per_epoch + self.update)
-        sums = torch.zeros_like(self.sums)
+        self.schedule.step_update(self.updates_done)
+        sums = self._no_sums()
         for step in range(config.grad_accum_steps):
             batch = next(self.feed)
             torch.manual_seed(batch.seed)  # dropout and stochastic depth draw from the global generator
             last = step == config.grad_accum_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.wrapped):
-                images = self.prepare(batch.images)
-                logits = self.model(images).float()
-                loss = F.cross_entropy(logits, batch.targets, reduction="sum")
+                images, loss, counts = self._forward(batch)
                 # Gradients are averaged over processes; this makes them those of the mean over the global batch.
                 self.accelerator.backward(loss * (self.processes / config.global_batch_size))
             with torch.no_grad():
-                sums[0] += loss
-                sums[1] += (logits.argmax(1) == batch.labels).sum()
-                sums[2] += len(batch.labels)
-        limit = math.inf if config.clip_grad is None else config.clip_grad
-        norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), limit)
-        norm = norm.full_tensor() if is_sharded(self.accelerator) else norm
-        sums[3] += torch.where(norm.isfinite(), norm, 0.0)  # fp16's loss scaler skips the other updates
+                sums[:-2] += torch.stack([count.double() for count in (loss, *counts)])
+                sums[-2] += len(batch.labels)
+        norm = self._clip()
+        sums[-1] += torch.where(norm.isfinite(), norm, 0.0)  # fp16's loss scaler skips the other updates
         # Augmenting the next batch waits for the device, to which it copies its draws: asking afterwards costs no wait.
         self.feed.prepare()
         self._check(sums[0], norm)
         self.sums += sums
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.ema is not None:
-            self.ema.update(self.bare_model, step=self.epoch * self.plan.updates_per_epoch + self.update)
+        self._after_step()
         return images
+
+    @property
+    def updates_done(self) -> int:
+        """Number of updates before this moment, over all epochs."""
+        return self.epoch * self.plan.updates_per_epoch + self.update
+
+    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """One forward pass.
+
+        Returns:
+            The normalised images; the sum of the loss over them; and of what else is `summed`, up to `images`.
+        """
+        images = self.prepare(batch.images)
+        logits = self.model(images).float()
+        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
+        return images, loss, ((logits.argmax(1) == batch.labels).sum(),)
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients; returns their norm before."""
+        limit = math.inf if self.config.clip_grad is None else self.config.clip_grad
+        norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), limit)
+        return norm.full_tensor() if is_sharded(self.accelerator) else norm
+
+    def _after_step(self) -> None:
+        """What follows a step of the optimizer."""
+        if self.ema is not None:
+            self.ema.update(self.bare_model, step=self.updates_done)
+
+    def _trained(self, sums: dict[str, float]) -> dict[str, float]:
+        """Columns of the metrics from the sums of an epoch."""
+        return {
+            "train_loss": sums["loss"] / sums["images"],
+            "train_accuracy": 100 * sums["correct"] / sums["images"],
+        }
+
+    def _tested(self, tested: dict[str, float]) -> dict[str, float | None]:
+        """Columns of the metrics from what `evaluate` returned."""
+        return {
+            "test_loss": tested["loss"],
+            "test_accuracy": tested["accuracy"],
+            "ema_accuracy": tested.get("ema_accuracy"),
+        }
+
+    def _describe(self, row: dict[str, Any]) -> str:
+        """One line about an epoch."""
+        return describe(row, self.config.epochs)
+
+    def _finish(self, tested: dict[str, float], seconds: float) -> dict[str, Any]:
+        """Leave weights, pictures and the record; returns the results."""
+        return finish(self, tested, seconds)
 
     def show_batch(self, path: Path) -> None:
         """Draw the first batch of the run as the model would see it."""
@@ -408,21 +479,17 @@ class Trainer:
 
     def _show(self, bar: tqdm, updates_per_second: float) -> None:
         """Refresh the bar, and the tracker if there is one."""
-        loss, correct, images, _ = self.sums.tolist()
+        numbers = self._trained(dict(zip(self.summed, self.sums.tolist(), strict=True)))
         rate = self.optimizer.param_groups[0]["lr"]
-        bar.set_postfix(
-            loss=f"{loss / images:.3f}",
-            acc=f"{100 * correct / images:.1f}%",
-            lr=f"{rate:.1e}",
-            img_s=f"{updates_per_second * self.config.global_batch_size:.0f}",
-        )
-        self._track({"running_loss": loss / images, "lr": rate})
+        shown = {name.removeprefix("train_"): f"{value:.3g}" for name, value in numbers.items()}
+        bar.set_postfix(**shown, lr=f"{rate:.1e}", img_s=f"{updates_per_second * self.config.global_batch_size:.0f}")
+        self._track({"running_loss": numbers["train_loss"], "lr": rate})
 
     def _track(self, numbers: dict[str, float | None]) -> None:
         """Hand numbers to the tracker."""
         if self.config.tracker != "none":
-            step = self.epoch * self.plan.updates_per_epoch + self.update
-            self.accelerator.log({name: value for name, value in numbers.items() if value is not None}, step=step)
+            known = {name: value for name, value in numbers.items() if value is not None}
+            self.accelerator.log(known, step=self.updates_done)
 
     def _stop_if_asked(self) -> None:
         stop = self.stop.agreed if self.processes > 1 else self.stop.made

@@ -15,7 +15,7 @@ from timm_locat.train.state import is_sharded, model_state
 if TYPE_CHECKING:
     from timm_locat.train.engine import Trainer
 
-__all__ = ["finish"]
+__all__ = ["costs", "finish"]
 
 
 def finish(trainer: "Trainer", tested: dict[str, float], seconds: float) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def finish(trainer: "Trainer", tested: dict[str, float], seconds: float) -> dict
 
 
 def summary(trainer: "Trainer", tested: dict[str, float]) -> dict[str, Any]:
-    """The numbers of a run."""
+    """The numbers of a classifier's run."""
     config, history = trainer.config, trainer.history
     results = {
         "test_accuracy": tested["accuracy"],
@@ -74,6 +74,19 @@ def summary(trainer: "Trainer", tested: dict[str, float]) -> dict[str, Any]:
         "test_images": tested["samples"],
         "train_accuracy": history[-1]["train_accuracy"],
         "train_loss": history[-1]["train_loss"],
+        **costs(trainer),
+    }
+    if trainer.ema is not None:
+        results |= {name: value for name, value in tested.items() if name.startswith("ema_")}
+    if trainer.bare is not None:
+        results |= trainer.bare.results(config.global_batch_size // trainer.processes)
+    return results
+
+
+def costs(trainer: "Trainer") -> dict[str, Any]:
+    """What a run took, and on what; the same for every kind of training."""
+    config, history = trainer.config, trainer.history
+    return {
         "train_images": trainer.train_samples.num_images,
         "image_passes": config.epochs * trainer.plan.updates_per_epoch * config.global_batch_size,
         "images_per_second": statistics.median(row["images_per_second"] for row in history),
@@ -86,8 +99,3 @@ def summary(trainer: "Trainer", tested: dict[str, float]) -> dict[str, Any]:
         "threads_per_process": torch.get_num_threads(),
         "mixed_precision": trainer.accelerator.mixed_precision,
     }
-    if trainer.ema is not None:
-        results |= {name: value for name, value in tested.items() if name.startswith("ema_")}
-    if trainer.bare is not None:
-        results |= trainer.bare.results(config.global_batch_size // trainer.processes)
-    return results

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from timm_locat.errors import UserError
 from timm_locat.record import plain_json
 from timm_locat.train.config import DataConfig, TrainConfig
 
-__all__ = ["check_same_run", "choose_folder", "counted", "describe", "dotted", "to_csv"]
+__all__ = ["COLUMNS", "check_same_run", "choose_folder", "counted", "describe", "dotted", "to_csv"]
 
 COLUMNS = (
     "epoch",
@@ -107,10 +108,10 @@ def describe(row: dict[str, Any], epochs: int) -> str:
     )
 
 
-def to_csv(rows: list[dict[str, Any]]) -> str:
+def to_csv(rows: list[dict[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
     """The metrics of a run as CSV text; an epoch without evaluation has empty test columns."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
