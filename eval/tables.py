@@ -16,7 +16,7 @@ from timm_locat.study.results import interval, precision_name
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
-PAGES = (README, *sorted((README.parent / "docs").glob("*.md")))
+PAGES = (README, *sorted((README.parent / "docs").glob("*.md")), README.parent / "eval" / "README.md")
 STUDY = "study "
 """How the recipe of a run begins that is a cell of a study."""
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
@@ -216,12 +216,61 @@ def augment_table(records: Sequence[dict[str, Any]]) -> str:
     return markdown(["protocol", "µs per image", "share of a training step (middle half)", "bar"], rows)
 
 
+def hummingbird_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per model, weights and protocol; over seeds where weights are drawn, with the hash of the first seed."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda r: (r["config"]["model"], r["config"]["untrained"], r["seed"])):
+        run, config = record["results"], record["config"]
+        weights = run["weights"].partition(",")[0]
+        settings = str({name: value for name, value in run["settings"].items() if name != "seed"})
+        data = f"{config['data']} ({run['images']['bank']} / {run['images']['queries']})"
+        groups.setdefault((config["model"], weights, data, run["protocol"], settings), []).append(run)
+    rows = []
+    for (model, weights, data, protocol, _), runs in groups.items():
+        first = runs[0]
+        scores = [
+            interval([100 * run[key] for run in runs]).text(1) if len(runs) > 1 else f"{100 * first[key]:.1f}"
+            for key in ("miou", "miou_hungarian", "pixel_accuracy")
+        ]
+        named = f"{protocol} `{first['protocol_hash']}`"
+        size = f"{first['rows']:,}, {first['grid'][0]} x {first['grid'][1]}"
+        rows.append(
+            [f"`{model}`", weights, data, named, size, *scores, f"{100 * first['ceiling']:.1f}", str(len(runs))]
+        )
+    head = ["features", "weights", "data (bank / queries)", "protocol", "bank, grid", "mIoU (%)", "Hungarian"]
+    return markdown([*head, "pixel accuracy (%)", "ceiling", "runs"], rows)
+
+
+def hummingbird_speed_table(records: Sequence[dict[str, Any]]) -> str:
+    """One row per comparison."""
+    names = {
+        "torch": "exact search by torch / `faiss.knn`",
+        "faiss": "exact search by faiss / `faiss.knn`",
+        "evaluation": "evaluation / naive reading",
+    }
+    rows = []
+    for record in records:
+        run = record["results"]
+        for key, name in names.items():
+            one = run["ratios"][key]
+            told = f"{one['median']:.2f} ({one['q1']:.2f} .. {one['q3']:.2f})"
+            rows.append([f"time: {name}", told, f"{run['bars'][key]:g}", run["outcomes"][key]])
+        peaks = run["peak_memory_mib"]
+        told = f"{run['memory_ratio']:.2f} ({peaks['evaluation']:.0f} / {peaks['naive']:.0f} MiB)"
+        rows.append(
+            ["peak memory: evaluation / naive reading", told, f"{run['bars']['memory']:g}", run["outcomes"]["memory"]]
+        )
+    return markdown(["comparison", "ratio (middle half)", "bar", "outcome"], rows)
+
+
 TABLES = {
     "train": ("train/", train_table),
     "study": ("train/", study_table),
     "positional": (("train/", "locality/"), positional_table),
     "speed": ("speed/", speed_table),
     "augment-speed": ("augment-speed/", augment_table),
+    "hummingbird": ("hummingbird/", hummingbird_table),
+    "hummingbird-speed": ("hummingbird-speed/", hummingbird_speed_table),
     "locality-speed": ("locality-speed/", locality_speed_table),
     "theory-association": ("theory-association/", theory_association_table),
     "theory-controls": ("theory-controls/", theory_controls_table),

@@ -200,6 +200,52 @@ def test_a_single_image_of_a_single_class_works():
     assert results["miou"] == 1.0 and results["classes_present"] == 1
 
 
+class FaissClient:
+    """A bank kept by faiss's own index with ids, as a client of a vector database would keep one."""
+
+    def __init__(self, width=8):
+        faiss = pytest.importorskip("faiss")
+        self.index = faiss.IndexIDMap(faiss.IndexFlatIP(width))
+
+    def add(self, rows, ids):
+        self.index.add_with_ids(rows.numpy(), ids.numpy())
+
+    def search(self, queries, k):
+        scores, ids = self.index.search(queries.numpy(), k)
+        return torch.from_numpy(scores), torch.from_numpy(ids)
+
+    def __len__(self):
+        return self.index.ntotal
+
+
+def test_an_index_of_another_kind_can_be_plugged_in_and_is_held_against_exact_search():
+    protocol = replace(CLEAN, bank_size=100, epochs=2)
+    exact, wanted = run(protocol, **MANY)
+    results, found = run(protocol, setup=Setup(order="bank", index=FaissClient), **MANY)
+    assert torch.equal(found.ids, wanted.ids) and results["curve"] == exact["curve"]
+    assert results["index"] == {"queries": 5 * 24, "recall": 1.0, "label_agreement": 1.0} and exact["index"] is None
+
+
+class Forgetful(Spy):
+    """Finds only rows of even images, so that its recall can be worked out."""
+
+    def search(self, queries, k):
+        ids = torch.cat(self.ids)
+        even = unpack_ids(ids)[1] % 2 == 0
+        scores, places = (queries @ torch.cat(self.rows)[even].T).topk(k)
+        return scores, ids[even][places]
+
+
+def test_the_recall_of_an_index_is_the_share_of_exact_neighbours_that_it_finds():
+    _, wanted = run(CLEAN)
+    results, found = run(CLEAN, setup=Setup(order="bank", index=Forgetful))
+    hits = [len(set(a) & set(b)) for a, b in zip(found.ids.tolist(), wanted.ids.tolist(), strict=True)]
+    assert (
+        results["index"]["recall"] == pytest.approx(sum(hits) / found.ids.numel()) and results["index"]["recall"] < 0.9
+    )
+    assert 0 < results["index"]["label_agreement"] < 1
+
+
 # The bank
 
 
