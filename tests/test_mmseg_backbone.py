@@ -125,6 +125,16 @@ def test_a_checkpoint_of_another_size_is_resampled_and_of_another_model_refused(
         TimmViT("vit_tiny_patch16_224", TINY, checkpoint=str(tmp_path))
 
 
+def test_a_checkpoint_says_on_which_grid_its_gaussians_were_learned(tmp_path):
+    export(timm.create_model("locatvit_tiny", img_size=64, **TINY), tmp_path)
+    trained = TimmViT(f"local-dir:{tmp_path}", dict(img_size=96), pretrained=True)
+    assert trained.vit.gaug_grid == (4, 4)
+    again = TimmViT("locatvit_tiny", dict(TINY, img_size=96))
+    assert again.vit.gaug_grid == (6, 6)
+    again.load_state_dict(trained.state_dict())
+    assert again.vit.gaug_grid == (4, 4)
+
+
 def test_a_frozen_backbone_has_no_gradient_and_stays_in_evaluation():
     model = segmentor(backbone=dict(type="TimmViT", model_name="locatvit_tiny", model_args=TINY, trainable="none"))
     model.train()

@@ -148,17 +148,23 @@ def _scope_of_the_fork() -> bool:
 def _own_checkpoints() -> bool:
     """torch loads tensors and plain values only, and a checkpoint of mmengine also holds its message history.
 
-    Allows exactly the types of that history: numpy arrays and scalars, and the four methods of `HistoryBuffer`.
+    Allows exactly the types of that history: numpy arrays and scalars, and the four methods of `HistoryBuffer`; and of
+    one-cycle schedules, whose state holds the function they anneal by.
     """
     import numpy as np
     import torch
     from mmengine.logging.history_buffer import HistoryBuffer
+    from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 
+    methods = {
+        HistoryBuffer: ("min", "max", "mean", "current"),
+        OneCycleParamScheduler: ("_annealing_linear", "_annealing_cos"),
+    }
     if not hasattr(torch.serialization, "add_safe_globals"):
         return False
 
-    def method_of_history(owner: object, name: str, *default: object):
-        if owner is HistoryBuffer and name in ("min", "max", "mean", "current"):
+    def listed_method(owner: object, name: str, *default: object):
+        if isinstance(owner, type) and name in methods.get(owner, ()):
             return getattr(owner, name)
         raise pickle.UnpicklingError(f"refused to look up {name!r} of {owner!r} for a checkpoint")
 
@@ -166,8 +172,8 @@ def _own_checkpoints() -> bool:
     scalars = ("f2", "f4", "f8", "i4", "i8", "u1", "u4", "u8", "?")
     torch.serialization.add_safe_globals(
         [
-            HistoryBuffer,
-            (method_of_history, "builtins.getattr"),
+            *methods,
+            (listed_method, "builtins.getattr"),
             np.ndarray,
             np.dtype,
             core.multiarray._reconstruct,
@@ -175,6 +181,12 @@ def _own_checkpoints() -> bool:
             *{type(np.dtype(code)) for code in scalars},
         ]
     )
+    loader = importlib.import_module("mmengine.runner.checkpoint")
+    if hasattr(loader, "_safe_torch_load"):
+        # The fork's own takes the list above back after each file, and runs what is not in its own list.
+        loader._safe_torch_load = lambda file, map_location=None, weights_only=None: torch.load(
+            file, map_location=map_location, weights_only=True
+        )
     return True
 
 

@@ -97,6 +97,9 @@ class TimmViT(BaseModule):
         self.out_indices, self.norm, self.features, self.trainable = tuple(out_indices), norm, features, trainable
         self._check(model_name)
         self.channels = tuple(self.vit.feature_info[i]["num_chs"] for i in self.out_indices)
+        if getattr(self.vit, "gaug", False):
+            # Decides what the learned Gaussians mean, and belongs to the weights that were loaded, not to the config.
+            self.register_buffer("gaug_grid", torch.tensor(self.vit.gaug_grid))
         if grad_checkpointing:
             self.vit.set_grad_checkpointing(True)
         self._freeze()
@@ -139,6 +142,11 @@ class TimmViT(BaseModule):
         if self.trainable == "none":
             self.vit.eval()
         return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if hasattr(self, "gaug_grid"):
+            self.vit.set_gaug_grid(tuple(self.gaug_grid.tolist()))
 
     def init_weights(self) -> None:
         """Nothing: the weights are there since construction, and mmengine would log a line for each of them."""

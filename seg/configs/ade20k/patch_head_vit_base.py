@@ -1,0 +1,15 @@
+"""The paper's head on frozen ViT-B/16, ADE20K.
+
+The paper's mIoU (arXiv:2603.04892, its table, as reported by readers): 28.40. Not run here.
+Cost: 20,000 updates of 32 crops, 640,000 image passes; not timed.
+
+    accelerate launch -m timm_locat.train vit_base_in1k  # the backbone
+    python -m seg.train seg/configs/ade20k/patch_head_vit_base.py --cfg-options data_root=/data/ade20k
+"""
+
+_base_ = ["../_base_/ade20k.py", "../_base_/patch_head_20k.py", "../_base_/runtime.py"]
+train_dataloader = dict(batch_size=32, num_workers=8)
+model = dict(
+    backbone=dict(model_name="vit_base_patch16_224", checkpoint="runs/vit_base_in1k"),
+    decode_head=dict(num_classes=150),
+)

@@ -1,0 +1,16 @@
+"""UPerNet on fine-tuned LocAtViT-S/16, ADE20K.
+
+Reproduces no number that we know of. Not run here.
+Cost: 160,000 updates of 16 crops, 2,560,000 image passes; not timed.
+
+    accelerate launch -m timm_locat.train locatvit_small_in1k  # the backbone
+    python -m seg.train seg/configs/ade20k/upernet_locatvit_small.py --cfg-options data_root=/data/ade20k
+"""
+
+_base_ = ["../_base_/ade20k.py", "../_base_/upernet_160k.py", "../_base_/runtime.py"]
+train_dataloader = dict(batch_size=16, num_workers=8)
+model = dict(
+    backbone=dict(model_name="locatvit_small", checkpoint="runs/locatvit_small_in1k"),
+    decode_head=dict(num_classes=150),
+    auxiliary_head=dict(num_classes=150),
+)

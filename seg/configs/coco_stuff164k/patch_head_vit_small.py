@@ -1,0 +1,15 @@
+"""The paper's head on frozen ViT-S/16, COCO-Stuff 164k.
+
+Reproduces no number that we know of. Not run here.
+Cost: 20,000 updates of 32 crops, 640,000 image passes; not timed.
+
+    accelerate launch -m timm_locat.train vit_small_in1k  # the backbone
+    python -m seg.train seg/configs/coco_stuff164k/patch_head_vit_small.py --cfg-options data_root=/data/coco
+"""
+
+_base_ = ["../_base_/coco_stuff164k.py", "../_base_/patch_head_20k.py", "../_base_/runtime.py"]
+train_dataloader = dict(batch_size=32, num_workers=8)
+model = dict(
+    backbone=dict(model_name="vit_small_patch16_224", checkpoint="runs/vit_small_in1k"),
+    decode_head=dict(num_classes=171),
+)
