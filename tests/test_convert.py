@@ -10,8 +10,10 @@ from test_locatvit import fill, images
 
 from timm_locat import add_locat, dense_features, remove_locat
 from timm_locat.convert import locat_parameters
+from timm_locat.data import DATASETS, decode_all, eval_transform, load
 from timm_locat.errors import UserError
 from timm_locat.hub import export
+from timm_locat.locality import record
 
 VIT = {"img_size": (48, 64), "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
 SWIN = {"img_size": (64, 96), "patch_size": 4, "embed_dim": 24, "depths": (1, 2), "num_heads": (2, 4), "num_classes": 5}
@@ -247,3 +249,84 @@ def test_a_wrapped_model_is_refused_with_what_to_pass():
         add_locat(timm.create_model("vit_tiny_patch16_224", features_only=True, out_indices=(0, 1), **VIT))
     with pytest.raises(UserError, match="pass the one inside"):
         add_locat(torch.nn.DataParallel(base_of("vit_tiny_patch16_224")))
+
+
+def test_training_raises_the_strength_to_the_papers_whatever_the_loss_says():
+    model = add_locat(base_of("vit_tiny_patch16_224")).train()
+    gates = [p for n, p in locat_parameters(model) if n.endswith("gate")]
+    x = images(size=(48, 64))
+    for sign in (1, -1):
+        model.zero_grad()
+        (sign * model(x).square().sum()).backward()
+        assert all(gate.grad.item() < 0 for gate in gates)
+    model.eval().zero_grad()
+    (-model(x).square().sum()).backward()
+    assert any(gate.grad.item() > 0 for gate in gates)  # as it is, for whoever looks at gradients
+
+
+def test_the_strength_ends_where_the_paper_begins():
+    paper = add_locat(base_of("vit_tiny_patch16_224"), init="paper", prr=False)
+    model = add_locat(base_of("vit_tiny_patch16_224"), prr=False)
+    assert set(model.load_state_dict(paper.state_dict(), strict=False).missing_keys) == {
+        n for n, _ in locat_parameters(model) if n.endswith("gate")
+    }
+    for n, p in locat_parameters(model):
+        if n.endswith("gate"):
+            torch.nn.init.constant_(p, 5.0)
+    x = images(size=(48, 64))
+    assert torch.equal(model.eval()(x), paper.eval()(x))
+
+
+SMALL = {
+    "vit_compact_patch4_32.fashion_mnist": {},
+    "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 4, "depth": 4, "num_classes": 10},
+    "vit_small_patch16_rope_mixed_224": {
+        "img_size": 32,
+        "patch_size": 4,
+        "depth": 4,
+        "embed_dim": 96,
+        "num_heads": 3,
+        "num_classes": 10,
+    },
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 32,
+        "patch_size": 2,
+        "window_size": 4,
+        "depths": (2, 2),
+        "embed_dim": 48,
+        "num_heads": (3, 6),
+        "num_classes": 10,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_after_200_steps_every_layer_is_local_and_the_loss_no_worse_than_the_bases(name):
+    """About two minutes each. No worse: within 2 % of the base's mean over the last 100 steps of the same images."""
+    data = load("fashion_mnist_mini", "train")
+    transform = eval_transform((32, 32), 1.0, "bilinear", native_transform=DATASETS[data.name].native_transform)
+    pixels, labels = decode_all(data, transform)
+    losses = {}
+    for kind in ("base", "locat"):
+        torch.manual_seed(0)
+        model = timm.create_model(name, pretrained="." in name, **SMALL[name])
+        if kind == "locat":
+            add_locat(model)
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.05)
+        draw = torch.Generator().manual_seed(0)
+        last = []
+        for step in range(200):
+            ids = torch.randint(len(pixels), (16,), generator=draw)
+            loss = torch.nn.functional.cross_entropy(model(pixels[ids] / 127.5 - 1), labels[ids])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if step >= 100:
+                last.append(loss.item())
+        losses[kind] = sum(last) / len(last)
+    strengths = record(model.eval(), [pixels[:32] / 127.5 - 1]).gaussians["alpha"]
+    assert all(torch.as_tensor(layer).mean() > 0.05 for layer in strengths)
+    assert losses["locat"] <= 1.02 * losses["base"]

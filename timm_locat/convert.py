@@ -1,9 +1,8 @@
 """Locality for any pretrained ViT of timm: `add_locat` upgrades a built model in place, `remove_locat` takes it back.
 
 Source: "Locality-Attending Vision Transformer" (ICLR 2026), arXiv:2603.04892, whose code trains its own models from
-scratch. Starting at the pretrained model (`init="identity"`) is our addition: a learned gate of nearly zero on the
-Gaussian's strength, and a learned mix of nearly zero between a token and its refinement. Both grow as soon as the loss
-asks for them; nothing has to be scheduled.
+scratch. Starting at the pretrained model (`init="identity"`) is our addition: a gate of nearly zero on the Gaussian's
+strength, which training raises to 1, and a learned mix of nearly zero between a token and its refinement.
 """
 
 import logging
@@ -203,9 +202,10 @@ def add_locat(
         blocks: `all`, or the indices of the blocks that get a Gaussian, counted through all stages of a Swin. PRR does
             not depend on it.
         init: `identity` starts so close to the base that its outputs move by less than 1e-4, relatively: each
-            strength gets a learned gate that starts at 1e-5 (state-dict key `gaug.gate`), and PRR a learned mix that
-            does (`refine.mix`). `paper` has neither; the strength starts near 0.7 and PRR whole, as in the paper,
-            which a pretrained model does not survive without training. Its state dict has the paper's keys.
+            strength gets a gate that starts at 1e-5 and rises in training (state-dict key `gaug.gate`), and PRR a
+            learned mix that starts there (`refine.mix`). `paper` has neither; the strength starts near 0.7 and PRR
+            whole, as in the paper, which a pretrained model does not survive without training. Its state dict has the
+            paper's keys.
         freeze_base: Switch off the gradient of everything but the new parameters, the head included.
         gaug_grid: Patch rows and columns for which the Gaussians are learned (of a Swin: the window of each stage);
             the model's present ones when None.

@@ -127,6 +127,26 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+class Rise(torch.autograd.Function):
+    """The identity, whose gradient is minus its size: every descent raises the number, as fast as it can learn.
+
+    A schedule that needs neither the length of the training nor a state of its own: it is exact under resume,
+    recomputed blocks and accumulated gradients, and where nothing depends on the number it stays.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return -grad.abs()
+
+
 class GaussianBias(nn.Module):
     """Learned strength and width of the bump of each query; both linear maps are shared by all heads of a layer.
 
@@ -136,9 +156,10 @@ class GaussianBias(nn.Module):
 
     Args:
         head_dim: Size D of one head's query.
-        gate: None is the paper's layer. A number adds one learned factor on the strength, which starts at that number:
-            next to zero, a trained model changes by next to nothing when it gets the layer, and softplus is not
-            saturated, so the strength can still grow quickly. Our addition, as in ReZero (arXiv:2003.04887).
+        gate: None is the paper's layer. A number adds one factor on the strength, which starts at that number: next to
+            zero, a trained model changes by next to nothing when it gets the layer. Training raises it to 1, whatever
+            the loss says about it (`Rise`), and then the layer is the paper's. Our addition, after ReZero
+            (arXiv:2003.04887), whose factor the loss would move: it went below zero in most layers.
     """
 
     def __init__(self, head_dim: int, *, gate: float | None = None, device=None, dtype=None) -> None:
@@ -171,7 +192,10 @@ class GaussianBias(nn.Module):
         inv = 1.0 / (torch.sigmoid(raw[..., :2] - shift) * (grid.max_var * grid.var_scale) + grid.eps)
         alpha = nn.functional.softplus(raw[..., 2:])
         if self.gate is not None:
-            alpha = alpha * (at_least_float32(self.gate) * GATE_UNIT)
+            gate = at_least_float32(self.gate) * GATE_UNIT
+            if self.training and not torch.jit.is_scripting():
+                gate = Rise.apply(gate)
+            alpha = alpha * gate.clamp(max=1.0)
         return alpha, inv
 
     @torch.jit.ignore
